@@ -120,6 +120,11 @@ REFUSED: Refused = [
                 f"{name} must be .*, got <class .*DecodeImage",
             ),
             (
+                feed(**{name: lambda _: {"x": None}}),  # of the first record, on which it is tried
+                DecodeError,
+                rf"record 0.*{name} returned None for field 'x",
+            ),
+            (
                 feed(2, **{name: none_for_or}),
                 DecodeError,
                 rf"record 2.*{name} returned None for field 'x",
