@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.batches.feed import Feed
-from twinfeed.loaders.feed.collate import Ragged
-from twinfeed.loaders.feed.field_spec import mode_of
+from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.prefetch.block_uses import most_open
 from twinfeed.loaders.support.array_types import Array, Int64s

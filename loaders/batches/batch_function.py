@@ -16,16 +16,18 @@ import numpy as np
 
 from twinfeed.loaders.batches.repeatability import call_repeatedly
 from twinfeed.loaders.errors import DecodeError
-from twinfeed.loaders.feed.collate import Ragged, collate, ragged_rows
-from twinfeed.loaders.feed.config import Batch, FeedConfig, check_names
-from twinfeed.loaders.feed.field_spec import (
+from twinfeed.loaders.feed.collate import (
     FieldSpec,
     MisfitError,
     Mode,
+    Ragged,
     array_of,
+    collate,
     mode_of,
+    ragged_rows,
     spec_of,
 )
+from twinfeed.loaders.feed.config import Batch, FeedConfig, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive

@@ -11,9 +11,15 @@ import numpy as np
 from twinfeed.loaders.batches.prepared import PreparedFeed
 from twinfeed.loaders.batches.samples import Samples, is_own_decode
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.collate import collate
+from twinfeed.loaders.feed.collate import (
+    FieldSpec,
+    MisfitError,
+    collate,
+    is_string,
+    mode_of,
+    spec_of,
+)
 from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_names, check_unreserved
-from twinfeed.loaders.feed.field_spec import FieldSpec, MisfitError, is_string, mode_of, spec_of
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.prefetch.schedule import Schedule

@@ -1,7 +1,6 @@
 """What a feed does to one record or one batch: no thread, no cache, no position.
 
 config.py has the checked arguments of a feed, and missing_values.py the values for missing fields.
-request.py names the samples of a batch, field_spec.py says what their fields hold, and collate.py
-makes arrays of the values. decode.py, seeded.py and shuffling.py have ready-made arguments of a
-feed.
+request.py names the samples of a batch, and collate.py makes arrays of the values. decode.py,
+seeded.py and shuffling.py have ready-made arguments of a feed.
 """

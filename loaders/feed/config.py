@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from twinfeed.loaders.feed.field_spec import Collate, FieldSpec, mode_of
+from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.side_table import ByRecord

@@ -14,7 +14,7 @@ import tensorflow as tf
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.concurrency import default_threads
 from twinfeed.loaders.batches.feed import Feed, prepare_feed
-from twinfeed.loaders.feed.field_spec import dtype_of, is_string, mode_of, smallest_shape
+from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.feed_loader import FeedLoader

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
-from twinfeed.loaders.feed.field_spec import mode_of
+from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of

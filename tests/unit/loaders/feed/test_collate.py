@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from twinfeed.loaders import FieldSpec, Pad, Ragged
-from twinfeed.loaders.feed.collate import collate
-from twinfeed.loaders.feed.field_spec import MisfitError, Mode, spec_of
+from twinfeed.loaders.feed.collate import MisfitError, Mode, collate, spec_of
 
 FLOAT = np.dtype(np.float32)
 
