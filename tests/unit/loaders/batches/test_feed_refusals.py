@@ -120,7 +120,7 @@ REFUSED: Refused = [
                 f"{name} must be .*, got <class .*DecodeImage",
             ),
             (
-                feed(**{name: lambda _: {"x": None}}),  # of the first record, on which it is tried
+                feed(0, **{name: lambda _: {"x": None}}),  # at the trial, before any batch
                 DecodeError,
                 rf"record 0.*{name} returned None for field 'x",
             ),
