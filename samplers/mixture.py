@@ -382,16 +382,17 @@ def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) 
 
         {"weights": [1], "weights from step 9": [1, 2], "orders": [A], "orders from step 9": [B]}
     """
-    weight_fields, sampler_fields = {}, {}
+    weight_values, joining_samplers = [], []  # at each change
     num_joined = 0  # how many samplers have had a weight above 0 so far
-    for step, values in zip(weights.starts, weights.values, strict=True):
-        suffix = f" from step {step}" if step else ""
+    for values in weights.values:
         num_before = num_joined
         num_joined = max(num_before, int(np.flatnonzero(values)[-1]) + 1)
-        weight_fields[f"weights{suffix}"] = values[:num_joined].tolist()
-        if num_joined > num_before:
-            sampler_fields[f"orders{suffix}"] = samplers[num_before:num_joined]
-    return {**weight_fields, **sampler_fields}
+        weight_values.append(values[:num_joined].tolist())
+        joining_samplers.append(samplers[num_before:num_joined])
+    # `parameters` names the fields by the steps of the changes, as in the example.
+    weight_fields = StepSchedule(weights.starts, weight_values).parameters("weights")
+    sampler_fields = StepSchedule(weights.starts, joining_samplers).parameters("orders")
+    return {**weight_fields, **{name: value for name, value in sampler_fields.items() if value}}
 
 
 def _max_samples_in_batch(weights: Int64s, batch_size: int) -> Int64s:
