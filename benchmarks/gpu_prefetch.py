@@ -12,7 +12,6 @@ memory alone are compared with the same copies beside a computation of about the
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import statistics
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from images import photo
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -170,16 +169,8 @@ def hidden_loading(index: Index, device: torch.device, batch_size: int, steps: i
 def photos(folder: Path) -> Index:
     """Pack JPEG images of soft colours, as of a camera, with their labels."""
     if not (folder / "data.index").exists():
-        random = np.random.default_rng(0)
-
-        def photo() -> bytes:
-            few = random.integers(0, 255, (SIDE // 16, SIDE // 16, 3), np.uint8)
-            file = io.BytesIO()
-            large = Image.fromarray(few).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-            large.save(file, "jpeg", quality=90)
-            return file.getvalue()
-
-        pack(({"image": photo(), "label": number % 100} for number in range(RECORDS)), folder)
+        numbers = range(RECORDS)
+        pack(({"image": photo(SIDE, SIDE, n), "label": n % 100} for n in numbers), folder)
     return open_index(folder / "data.index")
 
 

@@ -20,9 +20,9 @@ SHAPES = ((256, 256), (600, 800), (1200, 1600))
 SIZES = (64, 224)
 
 
-def photo(height: int, width: int) -> bytes:
+def photo(height: int, width: int, seed: int = 0) -> bytes:
     """Return a JPEG of soft colours, as of a camera."""
-    few = np.random.default_rng(0).integers(0, 255, (height // 16, width // 16, 3), np.uint8)
+    few = np.random.default_rng(seed).integers(0, 255, (height // 16, width // 16, 3), np.uint8)
     file = io.BytesIO()
     large = Image.fromarray(few).resize((width, height), Image.Resampling.BICUBIC)
     large.save(file, "jpeg", quality=90)

@@ -6,15 +6,14 @@ python benchmarks/jax_prefetch.py
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import jax
-from gpu_prefetch import WARM, decode, images, one_long_epoch
+from gpu_prefetch import WARM, decode, images, medians, one_long_epoch
 
 from twinfeed import Feed, JaxLoader
 
@@ -60,10 +59,6 @@ def main() -> None:
 
     def computing(images: jax.Array, times: int) -> float:
         return timed((compute(images, weight, times) for _ in iter(int, 1)), arguments.steps)
-
-    def medians(*ways: Callable[[], float]) -> list[float]:
-        rounds = [[way() for way in ways] for _ in range(3)]
-        return [statistics.median(one) for one in zip(*rounds, strict=True)]
 
     there = next(iter(JaxLoader(feed)))["image"]
     load, one = loading(0), computing(there, 8) / 8
