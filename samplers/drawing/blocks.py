@@ -217,48 +217,55 @@ class _ShortBlockTable:
 class _BlockSizeSums(PrefixSums):
     """The prefix sums of the sizes of all blocks in a random order, if there are very many shards.
 
-    The table is computed from the short blocks alone. Blocks of 4 4 1 4 4 records in rows of two::
-
-        row                      4 4    1 4    4
-        blocks before            0      2      4     5
-        their records if full    0      8      16    20
-        missing of these         0      0      3     3
-        table                    0      8      13    17
+    Most blocks are full. The last block of a shard may lack some records. So the table is computed
+    from these short blocks alone.
     """
 
     def __init__(self, sizes: ComputedCounts, blocks: Blocks, key: int) -> None:
         super().__init__(sizes, _MAX_ENTRIES)
         self._blocks, self._key = blocks, key
-        # How many shards are done, and how many records the short blocks of these lack in each row.
-        # It is replaced as a whole, and `prepare` goes on from its own numbers, since other threads
-        # may do the same shards.
+        # The number of shards whose short blocks are counted, and the result of `_count_missing`
+        # for these shards.
         num_rows = -(-len(sizes) // self._row_size)
         self._progress = 0, np.zeros(num_rows, np.int64)
 
-    def prepare(self, fraction: float) -> Int64s:
-        """Examine the first `fraction` of the shards, and a quarter more, if that is not done yet.
+    def prepare(self, fraction: float) -> None:
+        """Do this fraction of the work for the table, and a quarter more, if it is not done yet.
 
-        Return how many records their short blocks lack in each row.
-
-        With a fraction that grows from 0 to 1, this is done by many calls, none of which takes
+        The work is done by many calls, with a fraction that grows from 0 to 1, so that none takes
         long. It is complete at a fraction of 0.8 already, before the table is needed.
         """
         num_shards = self._blocks.num_shards
-        goal = min(num_shards, int(num_shards * fraction * _HEAD_START))
-        first, num_missing = self._progress
-        while first < goal:
-            stop = min(first + _CHUNK, num_shards)
-            block_numbers, missing = self._blocks.short_blocks(slice(first, stop))
-            positions = inverse_permute(len(self._counts), self._key, block_numbers)
-            num_missing = num_missing.copy()
-            np.add.at(num_missing, positions // self._row_size, missing)
-            first = stop
-            self._progress = first, num_missing
-        return num_missing
+        self._count_missing(min(num_shards, int(num_shards * fraction * _HEAD_START)))
 
     def _compute_table(self) -> Int64s:
-        num_missing = self.prepare(fraction=1)
+        """Return the number of records before each row of blocks, and of all: int64[rows + 1].
+
+        All blocks are in a random order, and a row is `_row_size` consecutive blocks. The comments
+        have the values for blocks of 4 4 1 4 4 records in rows of two blocks. The third block is
+        the short last block of a shard, and lacks 3 of 4 records.
+        """
+        num_missing = self._count_missing(self._blocks.num_shards)  # in each row: [0, 3, 0]
+        missing_before = np.append(0, np.cumsum(num_missing))  # [0, 0, 3, 3]
         blocks_before = np.append(np.arange(len(num_missing)) * self._row_size, len(self._counts))
-        missing_before = np.append(0, np.cumsum(num_missing))
+        # If all blocks were full, these sums would be blocks_before * 4 = [0, 8, 16, 20].
         table: Int64s = blocks_before * self._blocks.block - missing_before
-        return table
+        return table  # [0, 8, 13, 17]
+
+    def _count_missing(self, stop: int) -> Int64s:
+        """Count the records that short blocks lack, in each row of blocks, for the first shards.
+
+        All blocks are in a random order, and a row is `_row_size` consecutive blocks. The last
+        block of a shard may be short. The blocks of the first `stop` shards are counted, or of more
+        if an earlier call has counted more.
+        """
+        first, num_missing = self._progress
+        for start in range(first, stop, _CHUNK):
+            shards = slice(start, min(start + _CHUNK, stop))
+            block_numbers, missing = self._blocks.short_blocks(shards)
+            positions = inverse_permute(len(self._counts), self._key, block_numbers)
+            # Not in place, since another thread may count the same shards.
+            num_missing = num_missing.copy()
+            np.add.at(num_missing, positions // self._row_size, missing)
+            self._progress = shards.stop, num_missing
+        return num_missing
