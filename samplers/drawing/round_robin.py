@@ -152,8 +152,8 @@ class ShuffledRoundRobin:
         """
         segment = np.empty(round_.shape, np.int64)
         max_rounds = max(1, _MAX_SORTED // len(self._lengths))  # at a time, to bound memory
-        # The distinct rounds, [5, 6], the indices i of their segments, [0, 2, 1], and for each i
-        # the row of its round, [0, 0, 1].
+        # A few distinct rounds at a time: `segment[i]` are in the rounds `rounds[row]`. The values
+        # are [5, 6], [0, 2, 1] and [0, 0, 1].
         for rounds, i, row in distinct_chunks(round_, max_rounds):
             # A row for each of the rounds, [[2, 0, 1], [0, 2, 1]]. It is cached, since the next
             # batch often has the same round, if there are many segments.
@@ -196,36 +196,28 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     The records are in blocks of `block` records, and a record of each segment is read in turn. If
     all segments came to their next block at the same time, the order would be less random.
 
-    For example, 512 records in blocks of 16 are 32 blocks. If each of 16 segments had 2 blocks, all
-    would start at offset 0. So divide 33 blocks into 16 segments, of 33 records each: they start at
-    0, 33, 66, ..., 495, which are the offsets 0, 1, 2, ..., 15. The last segment ends at 512, after
-    17 records. If it had less than half of the length of the others, or there are few segments, all
-    lengths differ by at most one instead.
+    For example, 512 records are 32 blocks of 16 records. If each of 16 segments had 2 blocks, all
+    would start at offset 0. So the length of a segment is that of 33 blocks in 16 segments: 33
+    records. The segments start at 0, 33, 66, ..., 495, which are the offsets 0, 1, 2, ..., 15. Only
+    the last segment is shorter: it stops at 512, after 17 records.
 
     Returns:
         Where each segment starts, and where the last stops: int64[count + 1].
     """
-    padded_size = _coprime_blocks(size, count, block) * block  # 33 * 16 = 528
-    # The last segment lacks `padded_size - size` records, here 16 of 33.
-    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or padded_size - size > size // (2 * count):
+    # Segment i starts after i * num_blocks / count blocks. If these two numbers have no common
+    # divisor, no two segments start after the same fraction of a block.
+    num_blocks = -(-size // block)  # 32
+    while gcd(num_blocks, count) > 1:
+        num_blocks += 1  # 33
+    padded_size = num_blocks * block  # 528
+    num_missing = padded_size - size  # the records that the last segment lacks: 16 of 33
+    # After the last segment has ended, one segment fewer is mixed. If that is for long, or of few
+    # segments, divide the records equally instead.
+    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or num_missing > size // count // 2:
         padded_size = size
-    # Segment i starts at i * padded_size // count. This product might overflow int64, so the
+    # The bounds are number * padded_size // count. This product might overflow int64, so the
     # division comes first.
     length, remainder = divmod(padded_size, count)  # 33, 0
     number = np.arange(count + 1)
     bounds: Int64s = np.minimum(number * length + number * remainder // count, size)
     return bounds
-
-
-def _coprime_blocks(size: int, count: int, block: int) -> int:
-    """Return a number of blocks for `size` records that has no common divisor with `count`.
-
-    If so many blocks are divided into `count` segments, segment i starts after i * blocks / count
-    blocks. These numbers have different fractions, so the segments start at different offsets in a
-    block. Of 32 blocks, 16 segments would start after 0, 2, 4, ... blocks. Of 33 blocks, they start
-    after 0, 2.0625, 4.125, ... blocks.
-    """
-    num_blocks = -(-size // block)
-    while gcd(num_blocks, count) > 1:
-        num_blocks += 1
-    return num_blocks
