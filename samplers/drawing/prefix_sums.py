@@ -13,7 +13,7 @@ from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s
 
 _MAX_ENTRIES = 1 << 20  # of the table: 8 MB
-_CHUNK = 1 << 18  # counts that are summed at once for a search
+_CHUNK = 1 << 16  # counts that are summed at once for a search
 _TABLE_CHUNK = 1 << 14  # counts that are summed at once while the table is computed
 
 
@@ -91,12 +91,12 @@ class PrefixSums:
         the counts within a row are summed here. The comments have the values for i = 3 1.
         """
         row, column = np.divmod(index, self._row_size)  # [1, 0] and [1, 1]
-        # The sum before the row, which is already the result if each row is a single count: [2, 0].
-        sums: Int64s = self._complete_table()[row]
-        if self._row_size > 1:
-            # A few distinct rows at a time: `index[i]` are in these rows, in row `rows[k]`.
-            for rows, i, k in distinct_chunks(row, self._max_rows):
-                sums[i] = self._sums_in_rows(rows)[k, column[i]]  # [5, 2]
+        sums: Int64s = self._complete_table()[row]  # before the row: [2, 0]
+        if self._row_size == 1:
+            return sums
+        # A few distinct rows at a time, to bound memory: `index[i]` are in the rows `rows[k]`.
+        for rows, i, k in distinct_chunks(row, self._max_rows):
+            sums[i] = self._sums_in_rows(rows)[k, column[i]]  # [5, 2]
         return sums
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
@@ -107,22 +107,29 @@ class PrefixSums:
             bin 0: positions 0 1    bin 1: none    bin 2: positions 2 3 4    bin 3: position 5
 
         Very many counts are divided into rows of `_row_size` counts: 2 0 and 3 1. A table has the
-        sum before each row, and the total: 0 2 6. First find the row of each position, then the bin
-        in the row. The comments have the values for positions 5 1.
+        sum before each row, and the total: 0 2 6. First find the row of each position in the table,
+        then the bin in the row. The comments have the values for positions 5 1.
         """
         table = self._complete_table()
         row = np.searchsorted(table, positions, side="right") - 1  # [1, 0]
-        # The first bin of the row, which is already the result if each row is a single bin.
-        bin_index: Int64s = row * self._row_size  # [2, 0]
-        bin_start: Int64s = table[row]  # [2, 0]
-        if self._row_size > 1:
-            # A few distinct rows at a time: `positions[i]` are in these rows.
-            for rows, i, _ in distinct_chunks(row, self._max_rows):
-                bin_starts = self._sums_in_rows(rows).reshape(-1)  # [0, 2, 2, 5]
-                found = np.searchsorted(bin_starts, positions[i], side="right") - 1  # [3, 0]
-                bin_index[i] = self._indices_in_rows(rows)[found]  # [3, 0]
-                bin_start[i] = bin_starts[found]  # [5, 0]
-        return bin_index, bin_start
+        if self._row_size == 1:  # a row is a bin
+            return row, table[row]
+        bin_index, bin_start = np.empty_like(row), np.empty_like(row)
+        # A few distinct rows at a time, to bound memory: `positions[i]` are in the rows `rows`.
+        for rows, i, _ in distinct_chunks(row, self._max_rows):
+            bin_index[i], bin_start[i] = self._locate_in_rows(rows, positions[i])
+        return bin_index, bin_start  # [3, 0] and [5, 0]
+
+    def _locate_in_rows(self, rows: Int64s, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the bin that contains each position, and the first position in it.
+
+        All positions are in the bins of these rows, which are in ascending order. The comments have
+        the values for the rows 0 and 1 of two bins each, of the sizes 2 0 and 3 1, and for the
+        positions 5 and 1.
+        """
+        bin_starts = self._sums_in_rows(rows).reshape(-1)  # [0, 2, 2, 5]
+        found = np.searchsorted(bin_starts, positions, side="right") - 1  # [3, 0]
+        return self._indices_in_rows(rows)[found], bin_starts[found]  # [3, 0] and [5, 0]
 
     def _sums_in_rows(self, rows: Int64s) -> Int64s:
         """Return the sum of all counts before each count of these rows, int64[rows, _row_size].
