@@ -53,26 +53,24 @@ class Interleave:
 
         The index is the number of earlier positions with the same stream. The sequence is made of
         periods, in which each stream comes as often as its weight says. The comments have the
-        values for streams 0 and 1 of weights 2 and 1, which are interleaved as 0 1 0, 0 1 0 and so
-        on, and for the positions 3 and 4: these are element 2 of stream 0, and element 1 of
-        stream 1.
+        values for streams of weights 2 and 1, which are interleaved as 0 1 0, 0 1 0 and so on, and
+        for the positions 3 and 4: these are element 2 of stream 0, and element 1 of stream 1.
         """
-        if len(self._weights) == 1:
+        if len(self._weights) == 1:  # each position is the next element of the only stream
             return np.zeros_like(positions), positions.copy()
         period, offset = np.divmod(positions, self._period_size)  # [1, 1], [0, 1]
-        stream, index = np.empty_like(positions), np.empty_like(positions)
-        # Without reshuffling all periods are the same permutation: compute period 0 for all.
-        computed_period = period if self._reshuffle else np.zeros_like(period)
-        # Compute a few distinct periods at a time, to bound memory. Of the positions i that are in
-        # these periods, `row` says in which.
+        # Without reshuffling all periods are the same permutation: look all up in period 0.
+        lookup_period = period if self._reshuffle else np.zeros_like(period)  # [0, 0]
+        stream, index_in_period = np.empty_like(positions), np.empty_like(positions)
         max_periods = max(1, _BUFFER // self._period_size)
-        for periods, i, row in distinct_chunks(computed_period, max_periods):
-            # A row for each period, and a column for each offset: [[0, 1, 0]] and [[0, 0, 1]].
-            streams, indices = self._periods(periods)
+        # A few distinct periods at a time, to bound memory: `positions[i]` are looked up in the
+        # periods `periods[row]`, here [0], [0, 1] and [0, 0].
+        for periods, i, row in distinct_chunks(lookup_period, max_periods):
+            streams, indices = self._periods(periods)  # [[0, 1, 0]] and [[0, 0, 1]]
             stream[i] = streams[row, offset[i]]  # [0, 1]
-            index[i] = indices[row, offset[i]]  # [0, 0], within the period
+            index_in_period[i] = indices[row, offset[i]]  # [0, 0]
         # Add the elements of the same stream in earlier periods: 1 * [2, 1].
-        return stream, period * self._weights[stream] + index
+        return stream, period * self._weights[stream] + index_in_period
 
     def num_before(self, position: int) -> Int64s:
         """Return how often each stream comes before this position, int64[streams].
@@ -114,25 +112,22 @@ class Interleave:
         return self._cache.get(int(keys[0]), lambda: self._shuffled_periods(keys))
 
     def _shuffled_periods(self, keys: UInt64s) -> tuple[Unsigned, Unsigned]:
-        """Return a random period for each key, and the indices of its elements.
+        """Return a random period for each key, and the index of each of its elements in its stream.
 
-        A period is a permutation of stream numbers in which stream i comes `weights[i]` times. The
-        index of an element is the number of earlier positions of the period with the same stream: a
-        period 0 1 0 has the indices 0 0 1. Both arrays have a row for each key.
+        A period is a permutation of stream numbers in which stream i comes `weights[i]` times: with
+        weights 2 and 1, it may be 0 1 0, and the indices are 0 0 1. Both arrays have a row for each
+        key.
         """
         size = self._period_size
-        # `_sorted_streams` has the streams of a period in ascending order. Shuffle it by each key.
+        # Shuffle the streams 0 0 1 by each key.
         if size <= MAX_TABLE_SIZE:
             streams = self._sorted_streams[random_permutations(keys, size)]
         else:
             orders = (permute(size, key, np.arange(size)) for key in keys.tolist())
             streams = np.stack([self._sorted_streams[order] for order in orders])
-        # Number the elements of each stream, in the order of their positions:
-        #     streams              0 1 0
-        #     sorted positions     0 2 1    of stream 0, then of stream 1: a stable argsort
-        #     `_sorted_indices`    0 1 0    the index of the element at each sorted position
-        #     indices              0 0 1
+        # The positions of stream 0, then of stream 1, ascending: [0, 2, 1] of the streams 0 1 0.
+        positions = np.argsort(streams, axis=1, kind="stable")
+        # These are elements 0 and 1 of stream 0, and element 0 of stream 1.
         indices = np.empty(streams.shape, self._sorted_indices.dtype)
-        sorted_positions = np.argsort(streams, axis=1, kind="stable")
-        np.put_along_axis(indices, sorted_positions, self._sorted_indices, axis=1)
+        np.put_along_axis(indices, positions, self._sorted_indices, axis=1)  # [0, 0, 1]
         return streams, indices
