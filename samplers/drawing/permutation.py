@@ -26,12 +26,15 @@ from numpy.typing import NDArray
 
 from twinfeed.samplers.drawing.int_arrays import distinct_pairs
 from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
 
 Table = NDArray[np.uint16]
 
 MAX_TABLE_SIZE = 1 << 15  # items up to which a single permutation is a sorted table
 _MAX_ROW_TABLE_SIZE = 64  # items up to which each row of several has a sorted table
+# Small tables are computed together if they have the same width, one of these few.
+_TABLE_WIDTHS = np.array([*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
 _INDEX_BITS = np.uint64(0xFFFF)  # the bits of a sorted word that carry its index
 _CHUNK = 1 << 13  # positions per inner call, whose temporaries then stay in the L2 cache
 _TABLE_WORDS = 1 << 19  # random words that are sorted at once: 4 MB
@@ -103,33 +106,26 @@ def _permute_by_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     # Number the distinct permutations: that of key 3 is number 0, and that of key 5 is number 1.
     # Row 1 has number 0, and the first row of number 1 is row 0.
     first_row, number = distinct_pairs(keys, n)  # [1, 0] and [1, 0, 1]
-    # All permutations in one array, one after the other, and the start of each: [0, 2].
-    tables, starts = _small_permutations(n[first_row], keys[first_row])
-    table_start = starts[number]  # of the permutation of each row: [2, 0, 2]
-    values: NDArray[np.uint16] = tables[table_start[:, None] + positions]
+    tables = _small_permutations(n[first_row], keys[first_row])
+    values: Table = tables[number[:, None], positions]
     return values.astype(np.int64)
 
 
-def _small_permutations(n: Int64s, keys: UInt64s) -> tuple[NDArray[np.uint16], Int64s]:
-    """Return random permutations in one array, one after the other, and where each of them starts.
+def _small_permutations(n: Int64s, keys: UInt64s) -> Table:
+    """Return a table whose row i begins with the random permutation of `range(n[i])` by `keys[i]`.
 
-    Permutation i is that of `range(n[i])` under `keys[i]`. All of the same width are computed at
-    once, so widths are rounded up, by a quarter at most, to few different numbers: a permutation of
-    n = 33 has the width 40, and is followed by 7 unused entries.
+    The numbers n are at most 64. The other entries of a row are not used.
     """
-    # Round n up to a number of three leading bits, and zeros: 33 = 100001 becomes 40 = 101000.
-    num_bits = np.frexp(n.astype(np.float64))[1]  # frexp returns (mantissas, exponents)
-    rounding = np.left_shift(1, np.maximum(num_bits - 3, 0))
-    widths = -(-n // rounding) * rounding
-    starts = np.cumsum(widths) - widths
-    tables = np.empty(int(widths.sum()), np.uint16)
+    # One call computes all permutations of the same width. So n is rounded up to one of a few
+    # widths, such as 33 to 40.
+    widths = _TABLE_WIDTHS[np.searchsorted(_TABLE_WIDTHS, n)]
+    table = np.empty((len(n), widths.max()), np.uint16)
     for width in np.flatnonzero(np.bincount(widths)).tolist():  # np.unique would import numpy.ma
         same_width = np.flatnonzero(widths == width)
-        num_chunks = -(-len(same_width) * width // _TABLE_WORDS)  # to bound memory
-        for chunk in np.array_split(same_width, num_chunks):
-            permutations = random_permutations(keys[chunk], width, n[chunk])
-            tables[starts[chunk][:, None] + np.arange(width)] = permutations
-    return tables, starts
+        for chunk in slices(len(same_width), _TABLE_WORDS // width):  # to bound memory
+            rows = same_width[chunk]
+            table[rows, :width] = random_permutations(keys[rows], width, n[rows])
+    return table
 
 
 def random_permutations(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray[np.uint16]:
