@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 from support.cases import mark_long
-from support.damage import INDEXES, PARTS, RECORDS, SHARDS, Damage, of_members, of_records
+from support.damage import INDEXES, PARTS, with_entry
+from support.damaged_shards import RECORDS, SHARDS, Damage, of_members, of_records
 from support.formats import archive, contents, member, no_hang
 from support.inside import tar, tfrecord
 from support.servers import RangeServer
@@ -252,13 +252,12 @@ def test_part_of_wrong_values_is_refused(
 ) -> None:
     """Its checksums are right, as an attacker would have it."""
     (file,) = made_parts(tars(tmp_path, shards=1), tmp_path / "p")
-    with ZipFile(file) as part:
-        entries = {name: part.read(name) for name in part.namelist()}
-    assert old in entries[entry]
-    entries[entry] = entries[entry].replace(old, new)
-    with ZipFile(file, "w") as part:
-        for name, data in entries.items():
-            part.writestr(name, data)
+
+    def replaced(data: bytes) -> bytes:
+        assert old in data
+        return data.replace(old, new)
+
+    with_entry(file, entry, replaced)
     with pytest.raises(IndexFormatError, match="missing or damaged"):
         merged([file], tmp_path / "x.index")
     assert not list((tmp_path / "x.index").glob("*"))

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.damage import HTML, LFS
+from support.damage import mutated
+from support.damaged_shards import HTML, LFS
 from support.formats import (
     archive,
     block,
@@ -366,17 +367,6 @@ def test_shard_that_shrinks_during_scan_is_refused(tmp_path: Path) -> None:
 # fuzzing
 
 
-def mutated(rng: random.Random, data: bytes) -> bytes:
-    """Change, drop, add or repeat some bytes."""
-    out = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        at = rng.randrange(len(out) + 1)
-        size = rng.choice((0, 1, 2, 8, 512))
-        fresh = rng.choice((rng.randbytes(size), bytes(size), b"\xff" * size, out[:size]))
-        out[at : at + rng.choice((0, 1, 2, 8, 512))] = fresh
-    return bytes(out)
-
-
 def test_mutated_tfrecord_is_refused_at_first_changed_frame(
     tmp_path: Path,
 ) -> None:
@@ -386,7 +376,7 @@ def test_mutated_tfrecord_is_refused_at_first_changed_frame(
     shard = b"".join(frames)
     accepted = 0
     for seed in range(1500):
-        changed = mutated(random.Random(seed), shard)
+        changed = mutated(shard, random.Random(seed))
         path.write_bytes(changed)
         good = 0
         while frame := next((f for f in frames if changed.startswith(f, good)), b""):

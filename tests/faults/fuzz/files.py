@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults.fuzz.mutations import Corpus, must_name, mutated
+from faults.fuzz.mutations import Corpus, must_name
+from support.damage import mutated, with_entry
 from support.inside import IMAGES as FORMATS
 from support.inside import build
 
@@ -174,13 +175,9 @@ def damage_zip(file: Path, draw: random.Random) -> None:
     if draw.random() < 0.5:
         file.write_bytes(mutated(file.read_bytes(), draw))
         return
-    with zipfile.ZipFile(file) as old:
-        members = {name: old.read(name) for name in old.namelist()}
-    name = draw.choice(sorted(members))
-    members[name] = mutated(members[name], draw)
-    with zipfile.ZipFile(file, "w") as new:
-        for name, data in members.items():
-            new.writestr(name, data)
+    with zipfile.ZipFile(file) as archive:
+        name = draw.choice(sorted(archive.namelist()))
+    with_entry(file, name, lambda data: mutated(data, draw))
 
 
 def collected(_: Corpus, draw: random.Random) -> None:

@@ -34,8 +34,9 @@ from typing import Any
 
 from faults.fuzz.buffers import buffer
 from faults.fuzz.files import TARGETS as FILES
-from faults.fuzz.mutations import Corpus, change, change_index, mutated, read_some
+from faults.fuzz.mutations import Corpus, change_index, read_some
 from faults.fuzz.stores import TARGETS as STORES
+from support.damage import change, mutated
 from support.foreign import FOREIGN, word
 from support.inside import MANIFEST, decompressed_samples, encode, tar, tfrecord
 from support.inside import main as command_line

@@ -1,4 +1,4 @@
-"""What the targets of the fuzzer share: what is mutated, and how."""
+"""What the targets of the fuzzer share: the files to mutate, and the checks of the outcome."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import os
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from support.damage import change, mutated
 from support.inside import MANIFEST, json_digest
 
 from twinfeed.loaders import Index, Reader, build_index, pack
-
-NUMBERS = (0, 1, -1, 127, 128, 255, 256, 511, 512, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1)
 
 
 class Corpus:
@@ -53,45 +51,6 @@ class Corpus:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
                 os.utime(path, ns=(0, 0))
-
-
-def mutated(data: bytes, draw: random.Random) -> bytes:
-    """Return bytes with a few changes of the kinds that break parsers."""
-    out = bytearray(data)
-    for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):
-        place = draw.randrange(len(out) + 1)
-        kind = draw.randrange(7)
-        if kind == 0 and place < len(out):
-            out[place] ^= 1 << draw.randrange(8)
-        elif kind == 1 and place < len(out):
-            out[place] = draw.randrange(256)
-        elif kind == 2:
-            number = draw.choice(NUMBERS) & (1 << 64) - 1
-            out[place : place + 8] = number.to_bytes(8, draw.choice(("little", "big")))
-        elif kind == 3:
-            del out[place : place + draw.choice((1, 7, 512, 1024))]
-        elif kind == 4:
-            out[place:place] = draw.randbytes(draw.choice((1, 7, 512)))
-        elif kind == 5:
-            start = draw.randrange(len(out) + 1)
-            out[place:place] = out[start : start + draw.choice((4, 512, 1024))]
-        else:
-            del out[place:]
-    return bytes(out)
-
-
-def change(value: Any, draw: random.Random) -> None:
-    """Change something within a JSON value."""
-    while isinstance(value, (dict, list)) and value:
-        place = draw.choice(sorted(value) if isinstance(value, dict) else range(len(value)))
-        inner = value[place]
-        if not isinstance(inner, (dict, list)) or not inner or draw.random() < 0.2:
-            choices = (None, True, "", "../x", -1, 1.5, 1 << 62, [], {}, [[]], "a" * 99, "\udcff")
-            value[place] = draw.choice((*choices, inner))
-            if draw.random() < 0.2 and isinstance(value, dict):
-                del value[place]
-            return
-        value = inner
 
 
 def change_index(folder: Path, draw: random.Random, arrays: str = "*") -> None:

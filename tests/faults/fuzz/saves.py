@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from faults.fuzz.mutations import Corpus, change, must_name, mutated
+from faults.fuzz.mutations import Corpus, must_name
+from support.damage import change, mutated
 from support.inside import crc32c
 
 

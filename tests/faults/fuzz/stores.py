@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faults.fuzz.mutations import Corpus, change_index, mutated, read_some
+from faults.fuzz.mutations import Corpus, change_index, read_some
+from support.damage import mutated
 from support.inside import expand
 from support.servers import RangeServer
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.damage import CUTS
 from support.datasets import SAMPLES, Flipped, X
 from support.own_source import LABELS, Words, samplers
 from support.refusals import Call, Refused
@@ -112,7 +113,7 @@ REFUSED: Refused = [
         (table(saved=given), DataCorruptionError, NPY)
         for given in (
             *(np.array([{}], dtype=object), np.zeros(3, [("a", "i4")]), np.array(3.0)),
-            *(lambda _: b"", lambda whole: whole[:20], lambda whole: whole[:-1]),
+            *CUTS.values(),
             lambda whole: b"PK\3\4" + whole,  # the head of a zip
             lambda whole: whole.replace(b"}", b" ", 1),  # the head of the file is a dict in Python
         )
