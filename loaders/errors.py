@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 REBUILD = (
-    "build the index again with the options it was built with, which twinfeed info tells: "
+    "build the index again with the same options as before (`twinfeed info` prints them): "
     "twinfeed index"
 )
-"""What to do about an index that no longer fits."""
+"""Advice for an index that no longer fits."""
 
 ADVISE_IMPORTABLE = (
     "define the functions that you pass in a module that can be imported (not in a notebook, nor "
@@ -27,7 +27,7 @@ ADVISE_IMPORTABLE = (
 class LoaderError(Exception):
     """Say what went wrong, with the place in the data and one line of advice.
 
-    Each argument is an attribute too. None stands for "not known" or "does not apply".
+    Each argument is an attribute too. None means "not known" or "does not apply".
 
     Args:
         problem: what went wrong.

@@ -29,7 +29,7 @@ SORTED_AT_ONCE = 1 << 23
 class Vocabulary:
     """The different label names in the order of their first occurrence, each with its index.
 
-    None stands for a record without a label.
+    None means a record without a label.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ def assign_classes(
 ) -> tuple[Int64s, list[str]]:
     """Return the class index of each label name (int64[n]), and the names of the classes.
 
-    A name of None stands for a record without a label. It gets the default label `background`. Then
+    A name of None means a record without a label, which gets the default label `background`. Then
     the first of these cases that applies decides:
 
     1. `classes` lists all names: the class index of a name is its index in `classes`.

@@ -1,4 +1,4 @@
-"""Where a field lies in each record of a block, and the values of numeric fields."""
+"""A buffer of the byte ranges of a field in a block of records, and of its numeric values."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class _IndexMerger:
         - names, such as ["dog", "cat"]: they are numbered in sorted order, 1 and 0;
         - integers, such as [7, 5]: they are the class indices already.
 
-        The label None stands for all records without a label. They get the default label, which is
+        The label None means all records without a label. They get the default label, which is
         the option `background`.
         """
         stats, default = self.stats, self.stats.options.background

@@ -73,7 +73,7 @@ class ShardPart:
       strings and of their bytes.
     - `first_labels` says for errors where the first label of each kind, "integers" or "names", is.
     - `label_names` are the different label names. The blocks have indices into this list. None
-      stands for a record without a label.
+      means a record without a label.
     """
 
     options: IndexOptions

@@ -71,10 +71,10 @@ def expand_braces(pattern: str, /) -> list[str]:
     """Return the names that a brace pattern expands to, in bash's order.
 
     Patterns: `{000..009}`, `{0..9..3}`, `{train,val}`, and products of them. A brace without a
-    comma or a range stands for itself.
+    comma or a range is literal text.
 
     Raises:
-        ValueError: braces are unbalanced or nested, or the pattern stands for more than `MAX_NAMES`
+        ValueError: braces are unbalanced or nested, or the pattern expands to more than `MAX_NAMES`
             names. They are counted first, so that a huge number of names takes no memory.
     """
     segments = re.split(r"\{([^{}]*)\}", pattern)

@@ -76,12 +76,12 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
 
 
 class _Command(argparse.ArgumentParser):
-    """The parser of a command. Its options may stand between its positional arguments."""
+    """The parser of a command, whose options may come between its positional arguments."""
 
     _intermixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments, where options may stand between the positional arguments.
+        """Parse arguments, where options may come between the positional arguments.
 
         Unknown arguments end the program with a message.
         """

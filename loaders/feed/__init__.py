@@ -1,4 +1,4 @@
-"""What a feed does to one record or one batch: no thread, no cache, no position.
+"""The processing of one record or one batch by a feed, without threads, caches or a position.
 
 config.py has the checked arguments of a feed, and missing_values.py the values for missing fields.
 request.py names the samples of a batch, and collate.py makes arrays of the values. decode.py,

@@ -42,7 +42,7 @@ Collate = Mode | Pad | Mapping[str, Mode | Pad]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """A function that returns an array of a shape and dtype, with any values, like numpy.empty."""
 
-# The `FieldSpec.dtype` of a string of each Python type. None stands for byte strings.
+# The `FieldSpec.dtype` of a string of each Python type. None means byte strings.
 _STRING_DTYPES: dict[type, np.dtype[Any] | None] = {bytes: None, str: np.dtype(str)}
 
 # `dtype.char` of the number dtypes that TensorFlow and torch both have: integers of 8 to 64 bits,
@@ -365,7 +365,7 @@ def _rows_match(values: Array, field: FieldSpec) -> bool:
 
 
 def _matches(shape: tuple[int, ...], expected: Shape) -> bool:
-    """Return whether a shape is the expected one, in which None stands for any length."""
+    """Return whether a shape is the expected one, in which None means any length."""
     return len(shape) == len(expected) and all(
         length in (None, size) for size, length in zip(shape, expected, strict=True)
     )
@@ -496,7 +496,7 @@ def _to_field_arrays(
     """
     # A dict by position in `values`, without the positions of None. The example is used below.
     arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)
-    # The fixed axes of the spec, (3,), where None would stand for any length; and (None,), by which
+    # The fixed axes of the spec, (3,), where None would mean any length; and (None,), by which
     # messages describe the variable axes.
     expected, any_length = field.shape[num_variable_axes:], (None,) * num_variable_axes
     first = next(iter(arrays), None)  # the first position: 0; or None if all values are None

@@ -73,7 +73,7 @@ class FeedConfig:
 
     @property
     def collate(self) -> Collate:
-        """How samples become a batch: a mode, or the mode of each field by name."""
+        """The collation of samples into a batch: a mode, or the mode of each field by name."""
         how = self._collate
         return MappingProxyType(how) if isinstance(how, dict) else how
 

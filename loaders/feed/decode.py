@@ -273,7 +273,7 @@ class DecodeImage:
         if self.dtype == "native":
             is_big_endian = image.mode == "I;16B"  # Pillow cannot resize this mode: convert it
             return Image.fromarray(pixels.astype(np.uint16)) if is_big_endian else image
-        # The mode "I" stands for 32 bits, with one exception: Pillow also uses it for a file of the
+        # The mode "I" means 32 bits, with one exception: Pillow also uses it for a file of the
         # format PPM with 16 bits.
         if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
             problem = f"pixels of 32 bits or with a sign (mode {image.mode!r}) do not fit uint8"

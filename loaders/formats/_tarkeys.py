@@ -20,7 +20,7 @@ from twinfeed.loaders.formats._tarheader import LINKS, REGULAR, HeaderReader, Me
 
 FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
 """Characters that the name of a field's member may not contain: NUL, newlines, and the surrogates
-that stand for bytes that are not UTF-8."""
+that represent bytes that are not UTF-8."""
 
 METADATA_NAME = re.compile(r"__[^/]*__($|/)")
 

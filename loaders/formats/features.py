@@ -36,7 +36,7 @@ _FEATURES, _FEATURE_LISTS, _ENTRY, _KEY, _VALUE, _FEATURE = 1, 2, 1, 1, 2, 1  # 
 
 ByteRange = tuple[int, int]  # a range of bytes: (start, stop)
 Span = tuple[str, int, int]
-"""Where the list of a feature's values is: (kind, start, stop), such as ("int64_list", 14, 17).
+"""The byte range of a feature's values: (kind, start, stop), such as ("int64_list", 14, 17).
 
 The bytes [start, stop) are the content of a BytesList, FloatList or Int64List message."""
 
@@ -174,8 +174,8 @@ def feature_list_spans(data: bytes, /) -> dict[str, list[Span | None]]:
 def check_is_example(data: bytes, *features: Mapping[str, object]) -> None:
     """Raise WireError if `data` can be parsed, but is probably not a tf.train.Example.
 
-    The parser skips what it does not know. So bytes of another kind may be parsed as well, but
-    then no feature is found, or the features' names have control characters.
+    The parser skips unknown fields, so it may accept bytes of another kind. But then it finds no
+    feature, or names with control characters.
 
     Args:
         data: the bytes that were parsed.

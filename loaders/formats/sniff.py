@@ -51,7 +51,7 @@ COMPRESSED = {
 """The kinds of compression. TensorFlow writes zlib where it is asked for ZLIB."""
 
 SNIFF_BYTES = 512
-"""How many bytes at the start of a file are looked at; as many as a tar header has."""
+"""The number of bytes at the start of a file that are examined: the size of a tar header."""
 
 IMAGES = {
     "JPEG": (("jpg", "jpeg"), rb"\xff\xd8\xff"),

@@ -61,7 +61,7 @@ class ReadingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How the records of shards are read; see `ReadingOptions`.
+    """The options for reading the records of shards; see `ReadingOptions`.
 
     Raises:
         TypeError: a value has another type.
@@ -108,7 +108,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions(Reading):
-    """How an index was built: `Index.options`, as the manifest stores it.
+    """The options that an index was built with: `Index.options`, as the manifest stores it.
 
     The options of `Reading` are attributes too.
 

@@ -1,4 +1,6 @@
-"""What a training loop iterates over: loader.py keeps the position, and starts and ends passes.
+"""Loaders, over which a training loop iterates.
+
+loader.py keeps the position, and starts and ends passes.
 
 adapter.py serves frameworks that iterate by themselves, and external_passes.py says where their
 passes begin. feed_loader.py adds what a feed needs, and numpy_loader.py is the loader without a

@@ -1,4 +1,4 @@
-"""The loader's position while a framework iterates, and does not say which batches it received."""
+"""The loader's position while a framework iterates, without reporting the batches it received."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PEEKING = -1  # the generation of passes that change no position
 
 
 class PassStart(NamedTuple):
-    """Where a pass starts, and the generation in which it was started.
+    """The first batch of a pass, and the generation in which the pass was started.
 
     The generation is a number that rises whenever the tracking of the position starts or stops. So
     the end of an old pass, which may come late, is recognised and ignored.
@@ -40,7 +40,7 @@ class ExternalPasses:
 
     - Normally a pass starts at the loader's position. After its last batch, the position is the
       start of the next epoch.
-    - A caller that knows which batches were trained on, such as a Keras callback, may track the
+    - A caller that sees which batches were trained on, such as a Keras callback, may track the
       position, from `track_from` to `stop_tracking`. The first pass then starts where the caller
       says, and each later pass where the previous pass ended. Only `advance_to` changes the
       position.
@@ -149,7 +149,7 @@ class ExternalPasses:
         """Let the caller set the loader's position while a framework iterates over the loader.
 
         A framework draws batches before it trains on them, so the batches that it has drawn do not
-        show the position. A caller such as a Keras callback knows which batches were trained on.
+        show the position. A caller such as a Keras callback sees which batches were trained on.
         From now on, until `stop_tracking`, only the caller changes the position, by `advance_to`.
 
         Args:

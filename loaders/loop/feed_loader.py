@@ -1,4 +1,4 @@
-"""What the loaders of a feed have in common: its reader, and states that know its records."""
+"""Base classes of the loaders of a feed: they have its reader, and states that name its records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FeedLoader(Loader[B]):
 
     @property
     def lookahead(self) -> int | None:
-        """How many batches are drawn from the sampler, at most, before the loop receives them.
+        """The look-ahead: the maximum number of batches drawn before the loop receives them.
 
         It is None, for no limit, if a framework such as TensorFlow draws the batches. Loaders that
         draw the batches themselves override this property. Their limit depends only on the
@@ -205,7 +205,7 @@ class ThreadedLoader(FeedLoader[B]):
 
     @property
     def lookahead(self) -> int:
-        """How many batches are drawn from the sampler, at most, before the loop receives them.
+        """The look-ahead: the maximum number of batches drawn before the loop receives them.
 
         They are the batches that wait for the loop (`prefetch`), one for each thread that makes
         batches, and one on its way from the threads to the loop. The limit is the same on all

@@ -180,7 +180,7 @@ class Ledger(Closing):
         """Note that batches come from another feed or sampler from this step on.
 
         Its batches before this step are the same. A "change" line has the fields of the sampler's
-        fingerprint that differ; None stands for a field that the new fingerprint lacks.
+        fingerprint that differ; None means that the new fingerprint lacks the field.
         """
         global_step = validate.integer("global_step", global_step, minimum=0)
         old = self._sampler.fingerprint

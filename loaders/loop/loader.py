@@ -1,4 +1,4 @@
-"""`Loader`, the base class of loaders: it knows the position, and runs one pass at a time."""
+"""`Loader`, the base class of loaders: it keeps the position, and runs one pass at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ADVISE_KERAS_FIT = (
     "a TorchLoader"
 )
 
-_END = object()  # stands for "no further batch" as the default of `next`
+_END = object()  # a sentinel, the default of `next`: there is no further batch
 
 _LOADERS: WeakSet[Loader[Any]] = WeakSet()  # loaders to call after a fork and at exit
 
@@ -291,8 +291,8 @@ class Loader(Closing, Generic[B]):
         """Count a batch that the loop has received; return whether it is the last of its epoch.
 
         The epoch is noted for `set_epoch`, which warns if it starts the epoch again. The step is
-        written to the ledger, a file from which the user learns later which records the loop has
-        received. At last the loader's position moves to the next step.
+        written to the ledger, a file that later shows which records the loop has received. At last
+        the loader's position moves to the next step.
         """
         self._received_epochs.add(self._cursor.epoch)
         if self._ledger is not None:

@@ -117,7 +117,7 @@ class Selector(Loader[Int64s]):
         ledger: a file that says which steps the loop has received: see `Ledger`.
 
     Raises:
-        ValueError: a sampler that needs to know each record: `ShardShuffleSampler`, views, reuse,
+        ValueError: a sampler that needs each record's id: `ShardShuffleSampler`, views, reuse,
             padding, and of `PKBatchSampler` coverage, several ranks, and options that leave out
             records.
 

@@ -1,6 +1,6 @@
 """Helpers of all rooms: arguments, files and folders, processes.
 
-Nothing here knows of shards, samplers or batches.
+Nothing here depends on shards, samplers or batches.
 
 - Arguments: array_types.py has types of arrays, limits.py the largest sizes, argument_hints.py
   advice on options of other libraries, extras.py errors for packages that are not installed.

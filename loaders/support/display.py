@@ -1,4 +1,4 @@
-"""How objects show themselves: as the call that makes them, and as a table in a notebook."""
+"""The `repr` of objects, as the call that makes them, and their tables in a notebook."""
 
 from __future__ import annotations
 

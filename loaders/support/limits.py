@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much of anything the loaders accept; `LIMITS` has the limits in force.
+    """The largest sizes and counts that the loaders accept; `LIMITS` has the limits in force.
 
     No honest data comes near these limits, which keep a hostile shard or index from costing more
     than its own size. Each limit is checked where the number first appears.

@@ -1,9 +1,10 @@
 """A process pool whose workers end at Ctrl-C without a traceback.
 
-Ctrl-C is sent to the whole process group. SIGINT is blocked in the thread that starts a worker,
-which inherits the mask, and ends the worker where the worker unblocks it. `ProcessPoolExecutor`
-cannot do this, and hangs if a worker is killed early (CPython's issue 94777, fixed in Python
-3.11.5).
+Ctrl-C sends SIGINT to the whole process group. The thread that starts a worker blocks SIGINT, and
+the worker inherits this mask. Once the worker has started up, it sets SIGINT to its default action
+and unblocks it: the signal then ends the worker without a traceback, also if it came before.
+`ProcessPoolExecutor` cannot do this, and hangs if a worker is killed early (CPython's issue 94777,
+fixed in Python 3.11.5).
 """
 
 from __future__ import annotations

@@ -194,10 +194,10 @@ class BatchSource(GraphSource):
         steps 4 to 7, the array of steps is [4, 5, 6, 7].
 
         A batch that cannot be read must not stop the loop before the batches in front of it were
-        used. So if step 6 fails, the good batches 4 and 5 are returned, and a third row only marks
-        the failure. In place of a step, this row has a negative number, -1 - 6 = -7: the array of
-        steps is [4, 5, -7]. The error is stored. When the loop gets to the third row, the graph
-        calls `end_pass`, which raises the stored error.
+        used. So if step 6 fails, the good batches 4 and 5 are returned, and a third row, a
+        sentinel, marks the failure. In place of a step, this row has a negative number, -1 - 6 =
+        -7: the array of steps is [4, 5, -7]. The error is stored. When the loop gets to the third
+        row, the graph calls `end_pass`, which raises the stored error.
 
         Args:
             pass_state: a `PassState` as an array. It has the id and the epoch of the pass.

@@ -21,7 +21,7 @@ _PASS_IDS = count()
 
 
 class PassState(NamedTuple):
-    """What a graph knows of a pass, an iteration of a dataset to the end of its epoch: int64[5].
+    """The state of a pass (an iteration of a dataset) inside a graph, as a tensor: int64[5].
 
     Attributes:
         pass_id: the number of the pass in this process.

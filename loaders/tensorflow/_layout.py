@@ -19,7 +19,9 @@ from twinfeed.loaders.support.array_types import Array
 
 
 class Layout:
-    """How a batch is a flat list of tensors, and the `TensorSpec` of each: as static as can be.
+    """The mapping of a batch to a flat list of tensors, with their `TensorSpec`s.
+
+    The specs are as static as possible.
 
     Attributes:
         batch_size: the size of every batch, or None if batches differ in size.

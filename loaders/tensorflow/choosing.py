@@ -53,7 +53,7 @@ def choose(
         datasets: of one element spec; elements are stacked to batches.
         source: the index in `datasets` of the dataset of each sample id, as a function of ids
             (int64[n]) or an array by id, such as labels from 0. Samplers of classes and mixtures
-            know it by themselves.
+            need no `source`.
         replay: whether a pass skips as many elements of each dataset as were drawn before its
             position, in all epochs. Then an epoch continues where the previous epoch ended, and a
             resumed run is exact, if the datasets are deterministic. Skipped elements are read, and
@@ -70,7 +70,7 @@ def choose(
         `ResumeCallback` takes it.
 
     Raises:
-        ValueError: for datasets of your own, a sampler that needs to know each record:
+        ValueError: for datasets of your own, a sampler that needs the id of each record:
             `ShardShuffleSampler`, views, reuse, padding, and of `PKBatchSampler` coverage, several
             ranks, and options that leave out records. For `source_datasets(feed)`, a sampler that
             is not the feed's. In a pass: a batch with elements of datasets whose static shapes

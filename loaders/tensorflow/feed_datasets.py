@@ -100,10 +100,10 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
     def checked_group_schedule(self, sampler: BatchStream, source: Any) -> Schedule:
         """Check the arguments of `choose`, and return from which dataset each sample comes.
 
-        `choose(sampler, datasets, source=…)` needs to know the dataset of each sample that the
-        sampler draws. Here the feed's sampler knows this: dataset n has the samples of class n, of
-        set n or of segment n, which is called group n. So `choose` must get the feed's sampler, and
-        no function `source` of the user.
+        `choose(sampler, datasets, source=…)` needs the dataset of each sample that the sampler
+        draws. Here the feed's sampler determines it: dataset n has the samples of class n, of set n
+        or of segment n, which is called group n. So `choose` must get the feed's sampler, and no
+        function `source` of the user.
 
         Args:
             sampler: the argument of `choose`.

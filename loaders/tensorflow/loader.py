@@ -127,7 +127,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
                 f"the replicas must be shared out evenly over the input pipelines, got {replicas} "
                 f"replicas and {pipelines} pipelines"
             )
-        self._by_rank = True  # `track` needs to know that each process has its own batches
+        self._by_rank = True  # for `track`: each process has its own batches
         first = context.input_pipeline_id * per_pipeline
         ranks = range(first, first + per_pipeline)
         return self._dataset_of([self.feed.shard(rank, replicas) for rank in ranks], by_rank=True)

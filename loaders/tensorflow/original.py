@@ -45,7 +45,7 @@ class OriginalErrors(AbstractContextManager[None]):
     """Context manager that raises original errors in place of TensorFlow's.
 
     `external_passes` (the record of a loader's passes that TensorFlow runs) says which loader's
-    errors are raised. None stands for all loaders.
+    errors are raised. None means all loaders.
     """
 
     def __init__(self, external_passes: ExternalPasses | None) -> None:

@@ -37,7 +37,7 @@ _MAX_FETCHED = 4  # the number of batches whose arrays are compared for each fie
 
 @dataclass(frozen=True)
 class Run:
-    """What one backend delivered, how fast, and what it cost.
+    """The results of one backend: checksums of its batches, speed and memory.
 
     Attributes:
         first: seconds to the first batch.

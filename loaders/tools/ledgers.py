@@ -1,4 +1,4 @@
-"""What ledgers say: which records a step had, which steps had a record, and where two runs differ.
+"""Queries on ledgers: the records of a step, the steps of a record, the first difference of runs.
 
 A ledger is a file with the ranges of steps that a loop has received; see `Ledger`. `who` and `when`
 draw the batches of these steps again, and `diff` compares what the batches depend on.

@@ -42,7 +42,7 @@ _SMALL_DATA = 1 << 29
 
 @dataclass(frozen=True)
 class Plan:
-    """What an epoch of a feed requests from its store. `plan` returns a `Plan`.
+    """The requests and bytes that an epoch of a feed needs. `plan` returns a `Plan`.
 
     Attributes:
         batches: batches of an epoch.

@@ -27,8 +27,8 @@ from twinfeed.loaders.tools.backends import to_ragged
 from twinfeed.samplers import validate
 
 Part = Array
-"""What a rank has added: a structured array with the field "id" and a field for each result. A
-field of objects has the arrays of a ragged result.
+"""The rows that a rank has added: a structured array with the field "id" and a field for each
+result. A field of objects has the arrays of a ragged result.
 """
 
 
@@ -248,7 +248,7 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
 def _concatenate(parts: Iterable[Part]) -> Part:
     """Join the structured arrays of several batches or ranks to one.
 
-    An array without rows is left out: a rank without batches does not know the names of results.
+    An array without rows is left out: a rank without batches has no names of results.
 
     Raises:
         ValueError: names, shapes or dtypes do not fit together.
@@ -366,6 +366,6 @@ def _as_plain_array(name: str, value: Any) -> Array:
         item = original.item() if hasattr(original, "item") else original
         if value != item and item == item:  # a NaN differs from itself, and is no error
             raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
-    # numpy's code 2 stands for a dtype of another package, such as bfloat16 of ml_dtypes, which
+    # numpy's code 2 means a dtype of another package, such as bfloat16 of ml_dtypes, which
     # cannot be saved to a file.
     return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array

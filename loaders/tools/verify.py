@@ -344,7 +344,7 @@ def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> l
         finding.record: finding
         for finding in scan.bad
         # All after a bad record with `rest` is unreadable. It was so at the build if nothing has
-        # changed since. The number -1 stands for the whole shard.
+        # changed since. The number -1 means the whole shard.
         if finding.record in indexed or finding.record < 0 or (finding.rest and headers_changed)
     }
     scan_found_bad = bool(bad)

@@ -3,8 +3,8 @@
 `TorchLoader` (loader.py) is what a training loop iterates over. It makes batches on threads, or by
 a real `torch.utils.data.DataLoader` (_workers.py), and copies the batches to the device ahead of
 the step (_copier.py). `RecordDataset`, `RequestSampler` and `TorchSampler` (dataset.py) are for a
-`DataLoader` of your own. _sharing.py passes the tensors of a worker on, and _processes.py knows
-whether this process is a worker.
+`DataLoader` of your own. _sharing.py passes the tensors of a worker on, and _processes.py refuses
+loaders inside the workers of such a `DataLoader`.
 """
 
 from twinfeed.loaders.support.extras import requires_extra

@@ -81,7 +81,7 @@ class CudaCopier(Copier):
 
     - Copies start from pinned memory, into which batches are collated. A copy from other memory
       would block its caller until the copy is done. torch reuses pinned memory only after the copy
-      from it is done, and knows the memory by its first address.
+      from it is done, and identifies the memory by its first address.
     - The computing stream waits for the copy's event before it touches the batch.
     - The tensors belong to the copying stream, and are recorded on the computing stream. Otherwise
       a later copy could reuse their memory while a step still reads them.

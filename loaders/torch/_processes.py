@@ -1,4 +1,4 @@
-"""Whether this process is a worker of a DataLoader."""
+"""Refuse to iterate over a loader in a worker of a DataLoader."""
 
 from __future__ import annotations
 

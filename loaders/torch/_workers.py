@@ -54,14 +54,14 @@ _EXIT_TIMEOUT = 2.0
 
 
 class _WorkerError(NamedTuple):
-    """What a worker sends in place of a batch: the error, and its traceback as a text."""
+    """An error that a worker sends in place of a batch, with its traceback as a text."""
 
     error: Exception
     traceback: str
 
 
 class _WorkerBatch(NamedTuple):
-    """What a worker sends: a batch, and the times of its stages."""
+    """A batch that a worker sends, with the times of its stages."""
 
     batch: Batch
     times: StageTimes

@@ -97,10 +97,9 @@ class RecordDataset(Dataset[Any]):
     A DataLoader with a `batch_size`, with torch's own samplers, or with
     `batch_sampler=feed.sampler` collates such samples. There is no step then. So the seed of a
     transform comes from torch's random numbers, and a warning says so. Another warning names a
-    record that is not among the `records=` of the feed's sampler, which torch's samplers do not
-    know.
+    record that is not among the `records=` of the feed's sampler, which torch's samplers ignore.
 
-    The dataset does not know which batch comes next. So nothing is read ahead, and of shards at a
+    The dataset cannot tell which batch comes next. So nothing is prefetched, and for shards at a
     URL each record is a request. There is a warning if no disk cache keeps what is read.
 
     Args:
@@ -271,8 +270,8 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
 class RequestSampler(TorchSampler):
     """Yield a request for each batch of a feed, for `DataLoader(batch_sampler=…)`.
 
-    The sampler cannot know what a training loop received. So a pass is an epoch, as for any sampler
-    in a DataLoader of your own:
+    The sampler does not see which batches a training loop received. So a pass is an epoch, as for
+    any sampler in a DataLoader of your own:
 
     - Drawing the last batch moves on to the next epoch.
     - A pass that was broken off begins its epoch again.

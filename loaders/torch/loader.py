@@ -296,7 +296,7 @@ class TorchLoader(ThreadedLoader[B]):
 
 
 class _PassDataLoader(DataLoader[Any]):
-    """What `TorchLoader.dataloader` returns: a DataLoader that yields the loader's batches."""
+    """A DataLoader that yields a loader's batches: the result of `TorchLoader.dataloader`."""
 
     def __init__(self, loader: TorchLoader[Any], arrange: Callable[[Batch], Any]) -> None:
         super().__init__(_BatchCount(loader), batch_size=None, collate_fn=identity)

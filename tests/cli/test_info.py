@@ -35,7 +35,7 @@ def test_info_describes_index_with_changed_shard(
     assert out.startswith(start)
     assert "\nclasses: 7\nlabels: 0 to 6\n" in out
     assert out.endswith(line)
-    assert "with the options it was built with, which twinfeed info tells" in error
+    assert "with the same options as before (`twinfeed info` prints them)" in error
 
 
 def test_info_counts_classes_without_records(

@@ -1,4 +1,4 @@
-"""When a stream uses each block of records: the first and the last step.
+"""The first and the last step at which a stream uses each block of records.
 
 A block is a range of consecutive records of a shard that are read around the same time.
 """
@@ -20,7 +20,7 @@ _MAX_CHUNK, _FIRST_CHUNK = 1 << 13, 1 << 8
 """The number of samples that are drawn and examined in one call, at most and in the first call."""
 
 NO_STEP = int(np.iinfo(np.int64).max)
-"""In place of a step: no use is known. It is larger than every step."""
+"""A sentinel in place of a step: no use is known. It is larger than every step."""
 
 
 class Block(NamedTuple):
@@ -115,9 +115,9 @@ class BlockUses:
 
     @property
     def _idle_limit(self) -> int:
-        """For how many samples a block stays open without a sample of it; then it is closed.
+        """The number of samples without one of a block after which the block is closed.
 
-        It must be long enough that a block is not closed between two of its samples. A shuffle of
+        It must be large enough that a block is not closed between two of its samples. A shuffle of
         blocks draws in rounds, with one sample of each open block in a round: with 100 open blocks,
         two samples of a block are less than 200 samples apart. To be safe, allow four rounds, 400
         samples; and add a quarter of an epoch (at most `_MAX_CHUNK` samples), for when few blocks

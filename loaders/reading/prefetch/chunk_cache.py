@@ -77,10 +77,10 @@ class ChunkCache:
         self._uses_key: tuple[Schedule, tuple[str, ...], bool] | None = None  # what `_uses` is of
 
     def advance(self, plan: ReadPlan, step: int, /) -> None:
-        """Set the step that is read now, so that eviction knows the future uses of each chunk.
+        """Set the step that is read now, from which eviction looks for the next use of each chunk.
 
         A chunk is `size` bytes of a shard. To make room, the cache evicts the chunk whose next use
-        is furthest in the future (Belady's algorithm). `NextUses` knows that use from the coming
+        is furthest in the future (Belady's algorithm). `NextUses` finds that use in the coming
         batches, of all ranks, since they may share the cache.
         """
         # With a limit of 0 bytes, the plan prefetches nothing.

@@ -21,8 +21,9 @@ CURRENT_STEP = -1
 """The step of the batch that is read now."""
 
 _MAX_SAMPLES, _MIN_SAMPLES, _MAX_EPOCHS = 1 << 20, 1 << 12, 4
-"""The window of steps whose uses are known: `_MAX_EPOCHS` epochs, but at most `_MAX_SAMPLES` and at
-least `_MIN_SAMPLES` samples. A chunk without a use in this window is evicted before all others.
+"""The look-ahead: the uses of chunks are known for a window of `_MAX_EPOCHS` epochs, but at most
+`_MAX_SAMPLES` and at least `_MIN_SAMPLES` samples. A chunk without a use in this window is evicted
+before all others.
 """
 
 _UNREAD_SECONDS, _SEARCH_SECONDS = 3600.0, 10.0
@@ -100,7 +101,7 @@ class NextUses:
     def next_use(self, chunk: int, step: int, /) -> int:
         """Return the first step after `step` that uses a chunk, or `NO_STEP` if none is known.
 
-        The uses are known for a window of steps, [_start, _stop). `CURRENT_STEP` stands for the
+        The uses are known for a window of steps, [_start, _stop). `CURRENT_STEP` means the
         step that is read now.
 
         For example, the window is the steps 1000 to 1099, and the steps 1017 and 1060 use chunk 42.
@@ -250,12 +251,12 @@ def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[st
     """Yield the names of cache entries to evict: not used for `seconds`, the oldest use first.
 
     `digests` are of the shards that this process reads. Their entries, named f"{digest}-{number}",
-    are skipped: `Eviction` knows when they are used next, and chooses among them by that.
+    are skipped: `Eviction` chooses among them by their next use.
 
     `Eviction` advances the generator whenever it needs room, so the generator never ends. It yields
     None when it has no entry for now: after the last entry that a search of the folder has found.
-    Then it searches again; but for `_SEARCH_SECONDS` after a search without a result it only yields
-    None, since to search a large folder is slow.
+    The next call searches again; but for `_SEARCH_SECONDS` after a search without a result it only
+    yields None, since to search a large folder is slow.
     """
     while True:
         search_time = time.time()

@@ -138,9 +138,9 @@ class ReadPlan:
     def continue_at(self, start: int, /) -> bool:
         """Continue the plan with the pass over the next epoch, if that begins at step `start`.
 
-        So what was prefetched over the end of the epoch is used. This needs a previous pass that
-        has read its epoch to the end, and a plan in use. A plan is not in use if it was disabled,
-        or if `check_page_cache` is still set, so that it has had no event yet.
+        Ranges that were prefetched beyond the end of the epoch are then used. This needs a previous
+        pass that has read its epoch to the end, and a plan in use. A plan is not in use if it was
+        disabled, or if `check_page_cache` is still set, so that it has had no event yet.
 
         Returns:
             Whether the plan continues. If not, the pass that starts here needs a new plan.
@@ -325,8 +325,8 @@ def rows_outside_shards(index: Index, rows: Rows, /) -> Int64s:
 def gap_of(index: Index, /) -> int:
     """Return the longest gap, in bytes, between two rows that are read as one range.
 
-    For shards at a URL it is the mean size of a record, within limits. So a range may have a record
-    between two others that is not needed: to fetch it costs less than another request.
+    For shards at a URL it is the mean size of a record, within limits. A range may then include an
+    unneeded record between two needed ones, which costs less than another request.
     """
     if not index.remote:
         return LOCAL_GAP
