@@ -45,64 +45,30 @@ class FairSubsets:
         """Return the items of one subset in each row, int64[rows, stop - start].
 
         Row i has items `start` to `stop - 1` (by default all m, at least one) of subset `number[i]`
-        of population `population[i]`. A population is the items 0 to n - 1, such as the records of
-        a class. All items in a random order are a *traversal*. The traversals, one after the other,
-        are cut into subsets of m items, in which no item comes twice (if m is at most n).
-
-        With n = 5 and m = 2, subset 2 starts at item 4 of traversal 0. It has the positions 4 and 5
-        of this traversal, of which 5 is position 0 of traversal 1.
+        of population `population[i]`. A population is the items 0 to n - 1. All items in a random
+        order are a *traversal*. The traversals, one after the other, are cut into subsets of m
+        items, in which no item comes twice (if m is at most n). So with n = 5 and m = 2, subset 2
+        has the last item of traversal 0 and the first item of traversal 1. The comments have the
+        values of this subset.
         """
-        traversal, offset = np.divmod(number * self._m, self._sizes[population])
-        position = offset[:, None] + np.arange(start, self._m if stop is None else stop)
-        items = self._items_at(population, traversal, position)
-        self._replace_first_items(items, population, traversal, position)
+        n, m = self._sizes[population], self._m
+        index = number[:, None] * m + np.arange(start, m if stop is None else stop)
+        traversal, position = np.divmod(index, n[:, None])  # of each item: [[0, 1]] and [[4, 0]]
+        # In small populations (n < 2 m - 1), so many traversals in a row have the same order: those
+        # up to the next end of a traversal that is the end of a subset.
+        is_small = n < 2 * m - 1
+        num_equal = np.where(is_small, m // np.gcd(n, m), 1)
+        items = self._permuted(population, traversal[:, 0] // num_equal, position)
+        # In large populations, each traversal has an order of its own. Its first m items (but those
+        # of traversal 0) are reordered, as some may be in the subset from the traversal before. All
+        # items that a row has of a second traversal are among these: so replace them here.
+        is_reordered = (position < m) & (traversal > 0) & ~is_small[:, None]  # [[False, True]]
+        rows = np.flatnonzero(is_reordered.any(axis=1))
+        if rows.size:
+            first_items = self._first_items(population[rows], traversal[rows, -1])
+            reordered = np.take_along_axis(first_items, position[rows].clip(max=m - 1), axis=1)
+            items[rows] = np.where(is_reordered[rows], reordered, items[rows])
         return items
-
-    def _items_at(self, population: Int64s, traversal: Int64s, position: Int64s) -> Int64s:
-        """Return the items at these positions of a traversal in each row, int64[rows, m].
-
-        A population is the items 0 to n - 1, and a traversal is a random order of them. Positions
-        from n on are in the next traversal.
-
-        In a population of n < 2 m - 1 items, several traversals have the same order, as many as
-        are divided into whole subsets of m. In a larger population, the items of the next traversal
-        are not computed here: in their place are items of this one, from position 0 on, which
-        `_replace_first_items` replaces.
-        """
-        n, m = self._sizes[population], self._m
-        # How many traversals have the same order: with n = 3 and m = 2, two have 3 whole subsets.
-        num_equal = np.where(n < 2 * m - 1, m // np.gcd(n, m), 1)
-        reaches_next = position[:, -1] >= n
-        wrapped = position.copy()
-        wrapped[reaches_next] %= n[reaches_next, None]
-        return self._permuted(population, traversal // num_equal, wrapped)
-
-    def _replace_first_items(
-        self, items: Int64s, population: Int64s, traversal: Int64s, position: Int64s
-    ) -> None:
-        """Replace `items` at the first m positions of a traversal, in place, in large populations.
-
-        A population is the items 0 to n - 1, and a traversal is a random order of them. Row i has
-        the items at `position[i]` of `traversal[i]`; positions from n on are in the next traversal.
-        If n >= 2 m - 1, the first m items of a traversal (but of the very first) come in another
-        order, which `_first_items` computes.
-
-        The comments have the values of one row: m = 3, n = 5, the positions 3 4 5 of traversal 0,
-        and the items 0 4 1.
-        """
-        n, m = self._sizes[population], self._m
-        reaches_next = position[:, -1] >= n
-        last_traversal = traversal + reaches_next  # that the row has items of: 1
-        position_in_last = position - (n * reaches_next)[:, None]  # [-2, -1, 0]
-        has_first_items = (position_in_last[:, 0] < m) & (last_traversal > 0)
-        rows = np.flatnonzero(has_first_items & (n >= 2 * m - 1))
-        if not rows.size:
-            return
-        first_items = self._first_items(population[rows], last_traversal[rows])  # say [2, 4, 0]
-        index = position_in_last[rows].clip(0, m - 1)  # [0, 0, 0]
-        is_first = index == position_in_last[rows]  # [False, False, True]
-        # The items 0 4 1 become 0 4 2.
-        items[rows] = np.where(is_first, np.take_along_axis(first_items, index, 1), items[rows])
 
     def _permuted(self, population: Int64s, number: Int64s, positions: Int64s) -> Int64s:
         """Return items of a random permutation in each row, int64[rows, m], as `positions`.
@@ -130,9 +96,11 @@ class FairSubsets:
         # How many items of the previous traversal are in the subset in which this one starts: 2. In
         # the sequence of all traversals this one starts at item 5, and subsets start at 0, 3 and 6.
         num_old = (traversal * self._sizes[population] % m)[:, None]
-        is_in_subset = np.broadcast_to(np.arange(m) < num_old, last_items.shape)  # [1, 1, 0]
-        is_old = _is_in_row(first_items, last_items, mask=is_in_subset)  # [True, True, False]
-        order = new_entries_first(~is_old, m - num_old)  # [2, 0, 1]
+        is_old = np.broadcast_to(np.arange(m) < num_old, last_items.shape)  # [True, True, False]
+        is_repeated = _is_in_row(first_items, last_items, mask=is_old)  # [True, True, False]
+        # The subset needs 3 - 2 = 1 more item: the first one that is not repeated moves to the
+        # front, and the others follow in their order.
+        order = new_entries_first(~is_repeated, m - num_old)  # [2, 0, 1]
         return np.take_along_axis(first_items, order, axis=1)  # [2, 4, 0]
 
     def _items_around(self, population: Int64s, traversal: Int64s) -> tuple[Int64s, Int64s]:
