@@ -17,7 +17,7 @@ from twinfeed.samplers.drawing.int_arrays import groups_and_indices
 from twinfeed.samplers.drawing.interleave import Interleave
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.mapped import slices
-from twinfeed.samplers.types import Array, Bools, Int64s
+from twinfeed.samplers.types import Array, Int64s
 
 _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
 _LOOK_AHEAD = 8  # subsets of records of a class that are computed at once, to replace a record
@@ -94,41 +94,24 @@ class FairBatches:
         return ids[np.broadcast_to(is_taken, ids.shape)]  # [10, 11, 20, 21, 22]
 
     def _ids_of_classes(self, phase: Phase, steps: Int64s, start: int, stop: int) -> Int64s:
-        """Return K record ids of some classes of each batch, int64[steps, stop - start, K].
+        """Return the record ids of some classes of each batch, int64[steps, stop - start, K].
 
-        A batch has P classes, of which those at the indices `start` to `stop - 1` are returned. All
-        batches are of a phase, in which P and K are constant.
-
-        With `by_class`, the class index takes the place of each record id. With `_class_labels`, a
-        record may be of several classes, and two classes of a batch may draw it. So whole batches
-        are drawn then, and duplicates replaced.
+        A batch has P classes, and K record ids of each class. Only the classes at the indices
+        `start` to `stop - 1` of each batch are returned. The phase is the range of steps in which P
+        and K are constant.
         """
         schedule = self._schedule(phase)
-        if self.by_class or self._class_labels is None:
-            # How many earlier batches have a class is the number of the subset that it takes now.
+        if self.by_class:  # the class index takes the place of each record id
+            classes, _ = schedule.classes_at(steps, start, stop)
+            return np.broadcast_to(classes[:, :, None], (*classes.shape, phase.k))
+        if self._class_labels is None:  # each record is of one class
             classes, subset_index = schedule.classes_at(steps, start, stop)
-            if self.by_class:
-                return np.broadcast_to(classes[:, :, None], (*classes.shape, phase.k))
             return schedule.records(classes, subset_index)
+        # Two classes of a batch may draw the same record. To find such duplicates, draw all P
+        # classes of each batch.
         classes, subset_index = schedule.classes_at(steps, 0, phase.p)
         ids = schedule.distinct_records(classes, subset_index, self._class_labels)
         return ids[:, start:stop]
-
-
-class _BatchCounts(NamedTuple):
-    """In how many batches each class is.
-
-    The batches of a super-class (a group of classes) have all its classes once (a *traversal*),
-    then all again, and so on. So a class is in one batch for each complete traversal of its
-    super-class, and in one more if it came in the incomplete traversal already.
-    """
-
-    num_traversals: Int64s  # of each super-class
-    came_once_more: Bools  # of each class, a byte: there may be millions of classes
-
-    def of(self, classes: Int64s, super_class: Int64s) -> Int64s:
-        """Return in how many batches each of `classes` is; `super_class` is that of each class."""
-        return self.num_traversals[super_class] + self.came_once_more[classes]
 
 
 class _Exclusion(NamedTuple):
@@ -140,22 +123,23 @@ class _Exclusion(NamedTuple):
     subsets: FairSubsets  # random subsets of these
 
     def find(self, classes: Int64s, subset_index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Find which of some subsets are to have only records that are not excluded.
+        """Find the subsets that are to have only remaining records, of which none is excluded.
 
-        Subset i is subset `subset_index[i]` of class `classes[i]`. A class draws one subset of K
-        records after the other, from its subset `first_subset` on of its remaining records. If
-        class 7 does so from subset 3 on, then of the subsets 2 4 5 of the classes 7 2 7, only the
-        last is found.
+        Each class draws its subsets 0, 1, 2 and so on, of K records each. Some classes draw from
+        their remaining records, starting with one of their subsets. Subset i of the arguments is
+        subset `subset_index[i]` of class `classes[i]`. The comments are for the subsets 2, 4 and 5
+        of the classes 7, 2 and 7. Only class 7 has excluded records, and it starts with subset 3.
 
         Returns:
-            The indices i of the subsets that are found, [2]; the index of the class of each in
-            `self.classes`, [0]; and its number since `first_subset`, [2].
+            For each subset that is found, here one: its index i, [2]; the index of its class in
+            `self.classes`, [0]; and its index among the subsets of remaining records, [2].
         """
-        # If a class is not in `self.classes`, this is the index of another one.
-        index = np.searchsorted(self.classes, classes).clip(max=len(self.classes) - 1)
-        index_since = subset_index - self.first_subset[index]
-        found = np.flatnonzero((self.classes[index] == classes) & (index_since >= 0))
-        return found, index[found], index_since[found]
+        # If a class is not in `self.classes`, this is the index of another class.
+        index = np.searchsorted(self.classes, classes).clip(max=len(self.classes) - 1)  # [0, 0, 0]
+        is_affected = self.classes[index] == classes  # [True, False, True]
+        index_of_remaining = subset_index - self.first_subset[index]  # [-1, 1, 2]
+        found = np.flatnonzero(is_affected & (index_of_remaining >= 0))
+        return found, index[found], index_of_remaining[found]
 
 
 class _PhaseSchedule:
@@ -180,34 +164,33 @@ class _PhaseSchedule:
         self._record_key = derive(keys["record"], phase.start)
         self._stored = batches.stored
         self._record_subsets = FairSubsets(class_sizes, phase.k, self._record_key)
-        # After the exclusions so far, each class draws from this number of records, from the subset
-        # with this index on. If nothing is excluded, the sizes are not copied: they may be mapped
-        # from a file.
-        self._sizes, self._first_subset = class_sizes, np.zeros(0, np.int64)
+        self._counts_before_phase = self._count_batches(phase.start)
         self._exclusions: list[_Exclusion] = []
-        # In how many batches each class is, from the last change of P to the start of the phase.
-        self._counts_before_phase = self._count_batches(phase.start - phase.p_start)
-        for exclusion in batches.exclusions:
-            self._exclude(exclusion)
+        if batches.exclusions:
+            self._schedule_exclusions(batches.exclusions)
 
-    def _exclude(self, exclusion: ClassExclusion) -> None:
-        """Draw only the remaining records of some classes from a training step on.
+    def _schedule_exclusions(self, exclusions: list[ClassExclusion]) -> None:
+        """Set from which of its subsets on each class draws only records that are not excluded.
 
-        A class draws one subset of K records for each batch that has the class. So that all of its
-        records are drawn equally often, it changes only when it has drawn all of them the same
-        number of times. Until then it draws excluded records, too.
+        A class draws a subset of K records for each batch that has the class. An exclusion names a
+        training step, some classes, and their remaining records. From this step on, a class first
+        completes its *traversal*: it draws excluded records, too, until all of its records have
+        come equally often. Then it draws only the remaining records.
         """
-        if not self._exclusions:  # before the first exclusion these arrays must not be changed
-            self._sizes, self._first_subset = self._sizes.copy(), np.zeros_like(self._sizes)
-        classes, remaining, k = exclusion.classes, exclusion.remaining, self._phase.k
-        num_batches = self._num_batches_with(classes, max(self._phase.start, exclusion.step))
-        # Count from the last exclusion of each class on, or from 0.
-        first_subset = self._first_subset[classes]
-        num_subsets = (num_batches - first_subset).clip(min=0)
-        first_subset = first_subset + _num_complete_subsets(num_subsets, self._sizes[classes], k)
-        self._sizes[classes], self._first_subset[classes] = remaining.sizes, first_subset
-        subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, exclusion.step))
-        self._exclusions.append(_Exclusion(classes, first_subset, remaining, subsets))
+        k = self._phase.k
+        # For each class, how many records it draws from, and the first subset that has only these.
+        sizes = np.array(self._classes.sizes)
+        first_subset = np.zeros_like(sizes)
+        for step, classes, remaining in exclusions:
+            counts_before_step = self._count_batches(max(self._phase.start, step))
+            num_batches = (counts_before_step - self._counts_before_phase)[classes]
+            # How many subsets it has drawn from these before the step: none if it still completes
+            # the traversal of an earlier exclusion.
+            num_subsets = (num_batches - first_subset[classes]).clip(min=0)
+            first_subset[classes] += _num_until_complete(num_subsets, sizes[classes], k)
+            sizes[classes] = remaining.sizes
+            subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, step))
+            self._exclusions.append(_Exclusion(classes, first_subset[classes], remaining, subsets))
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return the classes of each step's batch, and how many earlier batches have each class.
@@ -224,8 +207,7 @@ class _PhaseSchedule:
         batch = steps - self._phase.p_start
         super_class, batch_of_super_class = self._super_class_order.elements_at(batch)
         classes, num_earlier = self._classes_of(super_class, batch_of_super_class, start, stop)
-        num_before_phase = self._counts_before_phase.of(classes, super_class[:, None])
-        return classes, num_earlier - num_before_phase
+        return classes, num_earlier - self._counts_before_phase[classes]
 
     def _classes_of(
         self, super_class: Int64s, batch_index: Int64s, start: int, stop: int
@@ -237,11 +219,11 @@ class _PhaseSchedule:
         super-class `super_class[i]`. It has only the classes at the indices `start` to `stop - 1`
         of the batch.
         """
-        # Each class as its index within its super-class, from 0 on.
+        # The classes are fair subsets of P classes, each class as its index in its super-class.
         classes = self._class_subsets.subsets(super_class, batch_index, start, stop)
         if self._super_classes is not None:
-            # `_super_classes` is a `ClassOrder` of classes instead of records, in super-classes:
-            # so `record_ids` returns class indices.
+            # In this `ClassOrder`, super-classes take the place of classes, and classes that of
+            # records. So its "record id" is the index of the class among all classes.
             classes = self._super_classes.record_ids(super_class[:, None], classes)
         # All classes of a super-class come once before any comes again. Of 3 classes, with P = 2:
         #     classes        0 2   1 0   1 2    in batch 0, 1 and 2
@@ -251,58 +233,42 @@ class _PhaseSchedule:
         num_earlier = position // self._num_classes[super_class][:, None]
         return classes, num_earlier
 
-    def _num_batches_with(self, classes: Int64s, step: int) -> Int64s:
-        """Return how many batches of the phase before a step have each of these classes.
-
-        A phase is a range of steps in which P and K are constant. `_count_batches` counts from the
-        last change of P on, which may be before the phase: so subtract the batches before it.
-        """
-        super_class = np.zeros_like(classes)  # of each class
-        if self._super_classes is not None:
-            # A `ClassOrder` of classes instead of records, in super-classes: so
-            # `_class_of_records` returns the super-class of each class.
-            super_class = self._super_classes._class_of_records(len(self._classes))[classes]
-        counts_before_step = self._count_batches(step - self._phase.p_start)
-        num_before_step = counts_before_step.of(classes, super_class)
-        return num_before_step - self._counts_before_phase.of(classes, super_class)
-
-    def _count_batches(self, num_batches: int) -> _BatchCounts:
-        """Return in how many of the first `num_batches` batches each class is.
+    def _count_batches(self, step: int) -> Int64s:
+        """Return in how many batches before a global step each class is, int64[classes].
 
         Batches are counted from the last change of P on. The P classes of a batch are of one
         super-class (a group of classes). The batches of a super-class have all of its classes once
         (a *traversal*), then all of them again, and so on. So a class is in one batch for each
-        complete traversal, and in one more if it is in the incomplete traversal at the end. Only
-        the batches of the incomplete one are drawn.
+        complete traversal, and in one more if it came in the incomplete traversal already. Only the
+        batches of the incomplete traversal are drawn.
 
         The comments have the values for one super-class of 5 classes, P = 2, and 4 batches: 3 0,
         2 4, 1 2 and 0 3. The incomplete traversal is 2 0 3, and starts within batch 2.
         """
+        if step == self._phase.p_start:  # no batches, as for most samplers
+            return np.zeros(len(self._classes), np.int64)
         p, num_classes = self._phase.p, self._num_classes
-        num_batches_of = self._super_class_order.num_before(num_batches)  # each super-class: [4]
-        num_complete = num_batches_of * p // num_classes  # traversals: 4 * 2 // 5 = [1]
+        num_batches = self._super_class_order.num_before(step - self._phase.p_start)  # [4]
+        num_complete = num_batches * p // num_classes  # traversals: 4 * 2 // 5 = [1]
+        counts: Int64s = num_complete[self._super_class_of_classes()]  # [1, 1, 1, 1, 1]
         first_batch = num_complete * num_classes // p  # of the incomplete one: 1 * 5 // 2 = [2]
         # The super-class and the index of each batch from there on: [0, 0] and [2, 3].
-        super_class, offset = groups_and_indices(num_batches_of - first_batch)
+        super_class, offset = groups_and_indices(num_batches - first_batch)
         batch_index = first_batch[super_class] + offset
-        is_in_incomplete = self._in_traversal(num_complete, super_class, batch_index)
-        return _BatchCounts(num_complete, is_in_incomplete)
+        for chunk in slices(len(batch_index), _CHUNK // p + 1):  # to bound memory
+            # The classes 1 2 and 0 3, and the counts 0 1 and 1 1. Of a class in two batches, the
+            # later one is assigned last.
+            classes, num_earlier = self._classes_of(super_class[chunk], batch_index[chunk], 0, p)
+            counts[classes] = num_earlier + 1
+        return counts  # [2, 1, 2, 2, 1]
 
-    def _in_traversal(self, traversal: Int64s, super_class: Int64s, batch_index: Int64s) -> Bools:
-        """Return whether each class is in some batches, as a part of a certain traversal.
-
-        A super-class is a group of classes. Its batches have all of its classes once (traversal 0),
-        then all of them again (traversal 1), and so on, so a batch may have classes of two
-        traversals. Batch i is batch `batch_index[i]` of super-class `super_class[i]`, and
-        `traversal` has the number of the traversal for each super-class.
-        """
-        is_in = np.zeros(len(self._classes), np.bool_)
-        for chunk in slices(len(batch_index), _CHUNK // self._phase.p + 1):  # to bound memory
-            number = super_class[chunk]
-            classes, num_earlier = self._classes_of(number, batch_index[chunk], 0, self._phase.p)
-            # A class in traversal 2 is in two earlier batches, one of each traversal before.
-            is_in[classes[num_earlier == traversal[number][:, None]]] = True
-        return is_in
+    def _super_class_of_classes(self) -> Int64s:
+        """Return the super-class of each class: 0 for all if there are no super-classes."""
+        num_classes = len(self._classes)
+        if self._super_classes is None:
+            return np.zeros(num_classes, np.int64)
+        # In this `ClassOrder`, super-classes take the place of classes, and classes of records.
+        return self._super_classes._class_of_records(num_classes)
 
     def records(self, classes: Int64s, subset_index: Int64s) -> Int64s:
         """Return the ids of K records of each class, int64[*classes.shape, K].
@@ -392,17 +358,17 @@ class _PhaseSchedule:
             yield from self.records(same_class, later_subsets).reshape(-1).tolist()
 
 
-def _num_complete_subsets(num_subsets: Int64s, size: Int64s, k: int) -> Int64s:
-    """Return how many subsets of k records a class draws until it may change its records.
+def _num_until_complete(num_subsets: Int64s, size: Int64s, k: int) -> Int64s:
+    """Return how many subsets a class has drawn when it completes its traversal.
 
-    A class of `size` records has drawn `num_subsets` subsets of k: all of its records once (a
-    *traversal*), then all of them again, and so on. It completes the traversal, except that a
-    subset with records of two traversals belongs to the next. The comments have the values of 5
-    records, k = 2 and 7 subsets::
+    A class of `size` records draws all of them once (a *traversal*), then all of them again, and so
+    on, in subsets of k. After `num_subsets` subsets, it draws on as long as a subset has records of
+    this traversal only. The comments have the values of 5 records, k = 2 and 6 subsets: subset 6
+    is drawn too, but not subset 7, which has a record of the next traversal::
 
-        subset       0    1    2    3    4    5    6    | 7
-        traversal    0 0  0 0  0 1  1 1  1 1  2 2  2 2  | 2 3
+        subset       0    1    2    3    4    5    | 6    7
+        traversal    0 0  0 0  0 1  1 1  1 1  2 2  | 2 2  2 3
     """
-    num_drawn = num_subsets * k  # 14
+    num_drawn = num_subsets * k  # 12
     traversal_stop = -(-num_drawn // size) * size  # rounded up to a multiple of 5: 15
     return traversal_stop // k  # 7
