@@ -124,60 +124,52 @@ def _num_common_records(
     return np.bincount(pair[is_common], minlength=len(first))  # [2]
 
 
-# Why the keys of `_overlapping_pairs` miss no pair: if classes of a and b records share s records,
-# they have `a + b - s` records together. For fewer than 2 k, s is at least `a + b - 2 k + 1`.
-#
-# - If a and b are k, they share a record or more, and have its key with itself.
-# - Otherwise they share two records or more. Their key is the pair of the first two. In the class
-#   of a records, `s - 2` other shared records come after the pair. So the pair is among the first
-#   `a - (s - 2)` records, at most `2 k + 1 - b`. As b is at least k, these are at most k + 1.
 def _overlapping_pairs(
     class_index: Int64s, records: Int64s, sizes: Int64s, k: int
 ) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield pairs of classes, among them all that have fewer than 2 k distinct records together.
 
-    To compare all pairs of classes would take too long. So each class gets keys, and only classes
-    with an equal key are a pair (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive
-    operator for similarity joins in data cleaning", 2006). The keys of a class are all pairs of its
-    first k + 1 records, and in a class of k records also each record with itself. With k = 2,
-    classes 0 and 1 have the key 1-2, and classes 1 and 2 the key 2-2::
+    To compare all pairs of classes would take too long. But if classes of a and b records, k or
+    more each, have fewer than 2 k together, they share s records, with s >= a + b - 2 k + 1:
 
-        class   records   keys
-        0       1 2 3     1-2 1-3 2-3
-        1       1 2       1-1 1-2 2-2
-        2       2 4       2-2 2-4 4-4
+    - If a and b are k, they share one record or more.
+    - Otherwise they share two or more. The first two that they share are among the first k + 1 of
+      each class: s - 2 others come after them, and s - 2 >= a - (k + 1).
+
+    So yield the classes of k records that share a record, and the classes that share a pair of
+    their first k + 1 records (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive operator
+    for similarity joins in data cleaning", 2006).
 
     `class_index` and `records` are the class and the id of each record, class after class, with
     ascending ids. `sizes` are those of the classes, k or more.
     """
-    num_keys = _num_keys(sizes, k)  # that start with each record: [3, 2, 1, 2, 1, 2, 1]
+    is_of_k = sizes[class_index] == k  # whether the class has k records
+    yield from _classes_with_equal_keys(records[is_of_k], class_index[is_of_k])
+    num_later = _num_later_records(sizes, k)
     width = int(records.max(initial=0)) + 1
     num_parts = 1 + len(class_index) * k // _CHUNK
-    for part in range(num_parts):  # a part of the keys, by their first record, to bound memory
+    for part in range(num_parts):  # a part of the pairs, by their first record, to bound memory
         rows = np.flatnonzero(records % num_parts == part)
-        # The keys 1-1 1-2 1-3 of class 0 are at distance 0 1 2 from its first record.
-        row, distance = groups_and_indices(num_keys[rows])
-        first, second = rows[row], rows[row] + distance  # indices in `records`
-        # Drop the keys of a record with itself, but for classes of k records.
-        is_key = (distance > 0) | (sizes[class_index[first]] == k)
-        first, second = first[is_key], second[is_key]
+        # Pair the first record with the next one, at offset 0, the one after that, at offset 1, ...
+        row, offset = groups_and_indices(num_later[rows])
+        first, second = rows[row], rows[row] + 1 + offset  # indices in `records`
         keys = records[first] * width + records[second]  # two records as one integer
-        yield from _pairs_with_equal_keys(keys, class_index[first])
+        yield from _classes_with_equal_keys(keys, class_index[first])
 
 
-def _num_keys(sizes: Int64s, k: int) -> Int64s:
-    """Return how many keys start with each record of classes of these sizes, class after class.
+def _num_later_records(sizes: Int64s, k: int) -> Int64s:
+    """Return how many of the first k + 1 records of its class come after each record.
 
-    A key is a pair of the first k + 1 records of a class: a record with itself, or with a record
-    after it. With k = 2, a class of 3 records has 3 keys that start with the first, 2 that start
-    with the second, and 1 of the third. A class of 2 k records or more gets no keys.
+    The result has an entry for each record, class after class; `sizes` are those of the classes. A
+    class of 2 k records or more has enough records by itself, so its entries are 0. With k = 2 and
+    classes of 3 and 4 records, the result is 2 1 0, 0 0 0 0.
     """
     class_index, index_in_class = groups_and_indices(sizes)
     num_first_records = np.where(sizes < 2 * k, np.minimum(sizes, k + 1), 0)  # of each class
-    return (num_first_records[class_index] - index_in_class).clip(min=0)
+    return (num_first_records[class_index] - 1 - index_in_class).clip(min=0)
 
 
-def _pairs_with_equal_keys(keys: Int64s, classes: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
+def _classes_with_equal_keys(keys: Int64s, classes: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield arrays of all pairs (first, second) of classes that have an equal key.
 
     The keys 7, 4, 7, 7 of classes 0, 1, 2, 3 give the pairs (0, 2), (2, 3) and (0, 3).
