@@ -66,33 +66,31 @@ class CoverageBatches:
         classes, index_among_chunks = table.locate(chunks)
         if self.by_class:
             return np.repeat(classes, self._k)
-        # The K members of each chunk, from 0 on within the class: int64[chunks, K].
-        members = table.record_subsets.subsets(classes, index_among_chunks)
-        return self._record_ids(epoch, classes, members).reshape(-1)
+        # K indices for each chunk, into those records of its class that the epoch uses.
+        indices = table.record_subsets.subsets(classes, index_among_chunks)
+        return self._record_ids(epoch, classes, indices).reshape(-1)
 
-    def _record_ids(self, epoch: int, classes: Int64s, members: Int64s) -> Int64s:
-        """Return the ids of members of classes in an epoch, int64[n, K], as `members`.
+    def _record_ids(self, epoch: int, classes: Int64s, indices: Int64s) -> Int64s:
+        """Return record ids, int64[n, K], from indices into the records that an epoch uses.
 
-        Row i is for class `classes[i]`. An epoch may use only some records of a class. These are
-        its members 0, 1 and so on. So that other records are left out in each epoch, the members
-        are other records in each epoch. If an epoch uses 4 of the records a b c d e of a class::
+        Row i of `indices` is for class `classes[i]`. An epoch may use only some records of a class.
+        Each epoch leaves out other records: if 4 of the records a b c d e are used::
 
-            member     0 1 2 3
+            index      0 1 2 3
             epoch 0    a b c d
             epoch 1    b c d e
             epoch 2    c d e a
         """
         class_size = self._classes.sizes[classes][:, None]  # [[5]] in the example
         num_left_out = class_size - self._records_used[classes][:, None]  # [[1]]
-        index_in_class = (epoch * num_left_out + members) % class_size
+        index_in_class = (epoch * num_left_out + indices) % class_size
         return self._classes.record_ids(classes[:, None], index_in_class)
 
     def _chunks_of_rank(self, epoch: int, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return the numbers of the chunks that one rank gets in these steps, int64[chunks].
 
         A chunk is K records of one class, and a batch is P chunks. The chunks of an epoch are
-        numbered class by class, and are laid out in a table with a column for each batch. A class
-        has at most as many chunks as there are batches, so it is at most once in a column. Here are
+        numbered class by class, and are laid out in a table with a column for each batch. Here are
         3 batches of P = 4, and the classes a to e of the chunks::
 
             0  1  2      a a a
@@ -100,16 +98,18 @@ class CoverageBatches:
             6  7  8      c c d
             9 10 11      d e e
 
-        Each step gets a random column, and the ranks divide its rows, in a random order: in the
-        order of the table, a rank would always get the same rows, which have few classes.
+        Each step gets a random column, and each rank an equal part of the column's rows, in an
+        order that is random for each step. The comments are for rank 1 of 2 in two steps.
         """
-        # The comments are for rank 1 of 2 in two steps, which get the columns 2 and 0.
         column = permute(self.steps, derive(self._key, epoch, _COLUMN_ORDER), steps)  # [2, 0]
-        # The rank gets the last 2 of 4 rows, in the random order of each step.
-        ranks_indices = np.arange(self._p).reshape(world_size, -1)  # [[0, 1], [2, 3]]
-        indices = np.tile(ranks_indices[rank], (len(steps), 1))  # [[2, 3], [2, 3]]
+        # If the rows of the two columns are in the order 0 2 3 1 and 3 1 0 2, the rank gets those
+        # at the indices 2 and 3 of each order.
+        num_rows = self._p // world_size
+        indices = rank * num_rows + np.arange(num_rows)  # [2, 3]
         order_keys = random_words(derive(self._key, epoch, _ROW_ORDER), steps)
-        row = permute_rows(np.full_like(steps, self._p), order_keys, indices)  # [[3, 1], [0, 2]]
+        row = permute_rows(  # [[3, 1], [0, 2]]
+            np.full_like(steps, self._p), order_keys, np.tile(indices, (len(steps), 1))
+        )
         return (row * self.steps + column[:, None]).reshape(-1)  # [11, 5, 0, 6]
 
     def _epoch_table(self, epoch: int) -> _EpochTable:
@@ -213,12 +213,14 @@ def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     needed = -(-sizes // k)  # chunks of each class, rounded up: [5, 1, 1]
     # Enough batches for all chunks, 7 / 2 rounded up, and for those of class 0, each in another.
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))  # max(4, 5) = 5
-    # Give each class at least so many chunks, as many as fit: 5 + 2 + 2 fit into 10, 5 + 3 + 3 do
-    # not. More than `steps` chunks of a class would be twice in a batch.
+    # Raise the smallest numbers of chunks to the same number, the largest that fits: 5 + 2 + 2 fit
+    # into 10, 5 + 3 + 3 do not. It is at most `steps`, since a class is in a batch once.
     lowest = _largest(steps, lambda n: np.maximum(needed, n).sum() <= p * steps)  # 2
-    # One more chunk for each class that has `lowest` does not fit. So fewer chunks are missing than
-    # there are such classes, and some of them get one more.
-    return steps, np.maximum(needed, lowest), np.flatnonzero(needed <= lowest)  # classes [1, 2]
+    num_chunks = np.maximum(needed, lowest)  # [5, 2, 2], so 1 of 10 is missing
+    # A chunk more for all of the smallest classes does not fit. So fewer chunks are missing than
+    # there are smallest classes, and a class never gets two of them in an epoch.
+    smallest_classes = np.flatnonzero(num_chunks == lowest)  # [1, 2]
+    return steps, num_chunks, smallest_classes
 
 
 def _largest(upper: int, is_possible: Callable[[int], bool]) -> int:

@@ -326,36 +326,36 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
 def _displacement(ids: Int64s, records: int) -> Measure:
     """Return the mean distance of record ids from stored order, compared with random permutations.
 
-    Of n samples, record `id` of all `records` would be at position `id * n / records` in stored
-    order. The formulas are for n samples that are a permutation of the records.
+    The sum of the distances is Spearman's footrule. Its mean and variance in random permutations
+    are those of Diaconis and Graham, "Spearman's footrule as a measure of disarray", 1977.
     """
     n = len(ids)
-    distance = np.abs(np.arange(n) - ids * n // records)
-    expected = (n**2 - 1) / (3 * n)
-    deviation = sqrt((n + 1) * (2 * n**2 + 7) / 45) / n
-    return Measure(float(distance.mean()), expected, deviation)
+    stored_position = ids * n // records  # of n samples at equal distances in the stored records
+    distance = np.abs(np.arange(n) - stored_position)
+    mean_sum, variance_of_sum = (n**2 - 1) / 3, (n + 1) * (2 * n**2 + 7) / 45
+    return Measure(float(distance.mean()), mean_sum / n, sqrt(variance_of_sum) / n)
 
 
 def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
     """Return the number of distinct groups in each window of `size` consecutive samples.
 
-    `group` is the group of each sample, int64[samples]. Entry w of the result is for the window
-    that starts at sample w. A sample counts in the windows in which it is the first of its group,
-    so each group counts once. With the groups 5 7 7 7 5, and windows of 2 samples::
+    `group` is the group of each sample, int64[samples]. Window w starts at sample w, and entry w of
+    the result is for this window. A sample counts in the windows in which it is the first of its
+    group, so each group counts once. With the groups 5 7 7 7 5, and windows of 2 samples::
 
         sample               0    1    2    3    4
         group                5    7    7    7    5
         counts in windows    0    0 1  2    3    3 4
     """
     samples = np.arange(len(group))
-    # A sample counts in the windows that start after the previous sample of its group, up to that
-    # which starts with the sample. The window must also be long enough to contain the sample.
+    # Sample i counts in the windows that start after the previous sample of its group, less than
+    # `size` samples before sample i, and at the latest at sample i.
     first_window = np.maximum(_previous_of_group(group), samples - size) + 1  # [0, 0, 2, 3, 3]
-    # How many samples have their first window at each sample, and up to it.
-    num_first = np.bincount(first_window, minlength=len(group))  # [2, 0, 1, 2, 0]
-    num_up_to = np.cumsum(num_first)  # [2, 2, 3, 5, 5]
-    # Of these, the w samples before sample w no longer count in window w.
-    return (num_up_to - samples)[: len(group) - size + 1]  # [2, 1, 1, 2]
+    # How many samples count in each window, but not in the window before: [2, 0, 1, 2, 0]. And one
+    # sample, i, counts in window i, but not in window i + 1.
+    change = np.bincount(first_window, minlength=len(group))
+    change[1:] -= 1  # [2, -1, 0, 1, -1]
+    return np.cumsum(change)[: len(group) - size + 1]  # [2, 1, 1, 2]
 
 
 def _previous_of_group(group: Int64s) -> Int64s:

@@ -54,16 +54,20 @@ class SamplerTraits:
 
         A loader may read each class or data set in sequence, by an iterator (tf.data's
         `choose_from_datasets`). Then a sampler chooses only the class or data set of each sample.
-        The loader refuses a sampler that must choose the record, and its error has this reason,
-        such as "padding".
+        The loader refuses a sampler that must choose the record, and its error has this reason:
+
+        - an option of the sampler, `needs_records`, such as "small='drop'"
+        - "padding": ids of -1, in place of records, fill up a batch
+        - "a shuffle by blocks": consecutive records are read together
+        - "reuse": a decoded record is cached, and used again later
+        - "a stream of views": ids are of views, variants of a record such as its captions
         """
         reasons = {  # {reason: whether it holds}
-            "padding": self.padded,  # -1 in place of a record fills up a batch
-            "a shuffle by blocks": self.reads_blocks,  # neighbouring records are read together
-            "reuse": self.max_cached is not None,  # a decoded record is kept, and used again later
-            "a stream of views": self.num_ids is not None,  # ids of variants (views) of a record
+            "padding": self.padded,
+            "a shuffle by blocks": self.reads_blocks,
+            "reuse": self.max_cached is not None,
+            "a stream of views": self.num_ids is not None,
         }
-        # `needs_records` is an option of the sampler, as text, if that is the reason.
         return self.needs_records or next((text for text, holds in reasons.items() if holds), "")
 
 
@@ -124,11 +128,11 @@ class Samples:
 def check_record_ids(samples: Samples, source: str) -> None:
     """Raise TypeError unless the ids of a sampler are record ids, so that `dataset[id]` is right.
 
-    Some samplers have another id for each *view* of a record (a variant, such as one of its
-    captions), or for each *use* of a decoded record, and some fill batches up with -1 (padding).
-    `source` is the call that returns the ids, for the error message.
+    They are not if batches are filled up with -1 (padding), or if a record has several ids: one for
+    each of its *views* (variants, such as captions), or for each *use* of the decoded record, which
+    is cached and used several times. `source` is the call that returns the ids, for the error.
     """
-    check_independent_of_steps(samples)
+    check_independent_of_steps(samples)  # else no ids can be drawn without a batch size
     if samples.traits.padded or samples.traits.num_ids is not None:
         raise TypeError(
             f"ids of {samples!r} are not record ids, but have padding (-1), views or uses:\n"
