@@ -118,7 +118,7 @@ class PKBatchSampler(BatchStream):
         shape = self._shape = BatchShape(p, k, seed)
         self._coverage = coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
-        order, class_labels = self._set_and_sort_records(labels, records)
+        order, class_labels = self._sort_records(labels_of(labels), records)
         self._classes = classes = order.largest(self._num_kept(order))
         super_classes = super_class_order(order, super_labels, self.num_records, len(classes))
         self.parameters = {
@@ -190,32 +190,25 @@ class PKBatchSampler(BatchStream):
             super_labels=super_labels,
         )
 
-    def _set_and_sort_records(
+    def _sort_records(
         self, labels: Any, records: ArrayLike | None
     ) -> tuple[ClassOrder, Array | None]:
-        """Set which records batches are drawn from, and return these records sorted by class.
+        """Sort the records that batches are drawn from by class.
 
-        `labels` and `records` are the arguments of the sampler: one label or a list of labels for
-        each record, and the ids of the records to draw from (None for all).
-
-        Three attributes are set: `num_records`; `_record_ids`, the sorted ids of the records to
-        draw from (None for all); and `_several_labels`, whether records have lists of labels.
+        `labels` has one label or a list of labels for each record. `records` are the ids of the
+        records to draw from, or None for all. The number of all records, these ids in sorted order
+        and whether there are lists of labels become attributes of the sampler.
 
         Returns:
             The records sorted by class; and the label of each class if records have lists of
             labels, otherwise None.
         """
-        labels = labels_of(labels)
         counts_and_labels = label_lists(labels)  # None if each record has one label
         self._several_labels = counts_and_labels is not None
         if counts_and_labels is None:
             order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
             self._set_records(len(order.records), records)
             return (order if self._record_ids is None else order.subset(self._record_ids)), None
-        # The records of a batch must be different, as two of its classes may have the same record.
-        # So a class of fewer than K records cannot repeat its records.
-        if self._small == "repeat":
-            raise ValueError("small must be 'raise' or 'drop' with lists of labels, got 'repeat'")
         # If record 0 has the labels a and b, and record 1 has the label a: [2, 1] and [a, b, a].
         num_labels, all_labels = counts_and_labels
         self._set_records(len(num_labels), records)
@@ -234,6 +227,10 @@ class PKBatchSampler(BatchStream):
         what to do with other classes of fewer than K records: repeat records, drop the classes, or
         raise ValueError.
         """
+        # Two classes of a batch may have the same record, but a batch has no record twice. So a
+        # class of fewer than K records cannot repeat its records.
+        if self._several_labels and self._small == "repeat":
+            raise ValueError("small must be 'raise' or 'drop' with lists of labels, got 'repeat'")
         k = self._shape.largest_k
         num_kept = order.num_at_least(self._min_size)  # classes of at least this size
         num_large = order.num_at_least(k)  # classes that have K records
@@ -348,7 +345,8 @@ class PKBatchSampler(BatchStream):
     @property
     def traits(self) -> SamplerTraits:  # type: ignore[override]
         """Properties of the samples, on which loaders rely."""
-        # If each class has exactly one record, record ids are class indices.
+        # Only if each class has exactly one record, record ids are class indices. Then a loader can
+        # tell the class of a sample (its group) by its id.
         ids_are_classes = self.num_classes == self.num_records and not self._several_labels
         return SamplerTraits(
             repeats=self._small == "repeat",
