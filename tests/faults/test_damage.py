@@ -6,15 +6,15 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cases import mark_long
-from support.damage import INDEXES, PARTS, with_entry
+from support.damage import CUTS, INDEXES, PARTS
 from support.damaged_shards import RECORDS, SHARDS, Damage, of_members, of_records
-from support.formats import archive, contents, member, no_hang
-from support.inside import tar, tfrecord
+from support.formats import archive, contents, flipped, member, no_hang
+from support.inside import REBUILD, ShardPart, load_part, tar, tfrecord
 from support.servers import RangeServer
 from support.shards import flip, made_parts, merged, tars, tfrecords
 
@@ -33,7 +33,7 @@ from twinfeed.loaders import (
 from twinfeed.samplers import PKBatchSampler
 
 SCANS: dict[str, Callable[..., Any]] = {"tfrecord": tfrecord.scan, "tar": tar.scan}
-OPTIONS: dict[str, dict[str, Any]] = {"tfrecord": {"example": False}, "tar": {}}
+OPTIONS: dict[str, dict[str, Any]] = {"tfrecord": {"example": False}, "tar": {}, "compressed": {}}
 
 
 def numbers(path: Path, form: str, **options: Any) -> tuple[int, ...]:
@@ -60,15 +60,48 @@ def check_error(
     return error
 
 
+def build(place: object, form: str, out: Path, **options: Any) -> None:
+    build_index(place, out, container=form, **options)  # type: ignore[arg-type]
+
+
+READERS: dict[str, Callable[..., object]] = {
+    "scan": lambda place, form, _, **options: numbers(place, form, **options),
+    "index": build,
+    "index at a URL": build,
+    "pack": lambda place, _form, out: pack(place, out),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "reader"),
+    [
+        *product(SCANS, ("scan", "index")),
+        ("tfrecord", "index at a URL"),
+        pytest.param("tar", "index at a URL", marks=pytest.mark.long),
+        ("compressed", "pack"),
+    ],
+)
+def test_damaged_shard_is_named_with_offset_and_record(
+    tmp_path: Path, server: RangeServer, form: str, reader: str
+) -> None:
+    for number, row in enumerate(SHARDS[form]()):
+        path, out = tmp_path / f"{number}", tmp_path / "out"
+        path.write_bytes(row.data)
+        place = f"{server.url}/{number}" if "URL" in reader else path
+        options = OPTIONS[form] | row.options
+        error = check_error(row, place, READERS[reader], form, out, **options)
+        assert error.record is not None or reader != "scan", row.what
+        assert not out.exists()
+
+
 @pytest.mark.parametrize("form", SCANS)
-def test_damaged_shard_is_named_with_offset_and_record(tmp_path: Path, form: str) -> None:
-    """By scan and index; verify finds it; and where bad records are left out, others are read."""
+def test_damaged_records_are_found_by_verify_and_left_out_on_request(
+    tmp_path: Path, form: str
+) -> None:
     for number, row in enumerate(SHARDS[form]()):
         path, options = tmp_path / f"{number}", OPTIONS[form] | row.options
         path.write_bytes(row.data)
-        assert check_error(row, path, numbers, form, **options).record is not None, row.what
-        check_error(row, path, build_index, f"{path}.index", container=form, **options)
-        assert not verify(path, root=tmp_path, container=form, **options).ok
+        assert not verify(path, root=tmp_path, container=form, **options).ok, row.what
         bad: list[DataCorruptionError] = []
         try:
             others = numbers(path, form, on_bad=bad.append, **options)
@@ -76,24 +109,6 @@ def test_damaged_shard_is_named_with_offset_and_record(tmp_path: Path, form: str
             others = None
         assert others == row.beside, row.what
         assert tuple(error.record for error in bad) == row.bad, row.what
-
-
-@pytest.mark.parametrize("form", mark_long(SCANS, but_every=2))
-def test_damaged_shard_at_url_is_named_with_offset_and_record(
-    tmp_path: Path, server: RangeServer, form: str
-) -> None:
-    for number, row in enumerate(SHARDS[form]()):
-        (tmp_path / f"{number}").write_bytes(row.data)
-        options = {"container": form} | OPTIONS[form] | row.options
-        check_error(row, f"{server.url}/{number}", build_index, tmp_path / "x.index", **options)
-
-
-def test_damaged_compressed_shard_is_named_and_not_packed(tmp_path: Path) -> None:
-    for number, row in enumerate(SHARDS["compressed"]()):
-        path, out = tmp_path / f"{number}", tmp_path / "out"
-        path.write_bytes(row.data)
-        check_error(row, path, pack, out)
-        assert not out.exists()
 
 
 WHOLE = {"tfrecord": of_records(*RECORDS), "tar": of_members()}
@@ -228,36 +243,78 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def index_errors(
+    folder: Path, url: str, kinds: type[Exception] | tuple[type[Exception], ...], word: str
+) -> list[Any]:
+    """Return the errors of a damaged index, from a disk and from a URL: each names the index."""
+    errors = []
+    for place in (str(folder), f"{url}/{folder.name}"):
+        with pytest.raises(kinds) as caught:
+            PKBatchSampler(open_index(place).class_order, p=2, k=2, seed=0)
+        assert word in str(caught.value)
+        assert place in str(caught.value)
+        errors.append(caught.value)
+    return errors
+
+
 @pytest.mark.parametrize("what", INDEXES)
 def test_index_of_wrong_values_is_refused(
     tmp_path: Path, index: Path, server: RangeServer, what: str
 ) -> None:
-    """From a disk and from a URL. The checksums are right, as an attacker would have them.
+    """The checksums are right, as an attacker would have them.
 
     A wrong class order would give wrong records, or an error of numpy in the middle of a training.
     """
     change, word = INDEXES[what]
     shutil.copytree(index, tmp_path, dirs_exist_ok=True)
     change(tmp_path / "x.index")
-    for place in (str(tmp_path / "x.index"), f"{server.url}/x.index"):
-        with pytest.raises(IndexFormatError) as caught:
-            PKBatchSampler(open_index(place).class_order, p=2, k=2, seed=0)
-        assert word in str(caught.value)
-        assert str(caught.value.path).startswith(place)
+    index_errors(tmp_path / "x.index", server.url, IndexFormatError, word)
 
 
-@pytest.mark.parametrize(("entry", "old", "new"), PARTS)
-def test_part_of_wrong_values_is_refused(
-    tmp_path: Path, entry: str, old: bytes, new: bytes
+@pytest.mark.parametrize("how", [*CUTS, "flipped", "missing"])
+def test_fault_33_index_with_one_damaged_file_is_refused(
+    tmp_path: Path, index: Path, server: RangeServer, how: str
 ) -> None:
-    """Its checksums are right, as an attacker would have it."""
-    (file,) = made_parts(tars(tmp_path, shards=1), tmp_path / "p")
+    shutil.copytree(index, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "x.index"
+    for file in [path for path in folder.rglob("*") if path.is_file()]:
+        data = file.read_bytes()
+        if how == "missing":
+            file.unlink()
+            index_errors(folder, server.url, (IndexFormatError, FileNotFoundError), "")
+        elif how == "flipped":
+            file.write_bytes(flipped(data, len(data) - 1))
+            error = index_errors(folder, server.url, IndexFormatError, "")[0]
+            if file.suffix == ".npy":
+                assert f"the bytes of {file.name} have changed" in str(error)
+                assert (error.path, error.advice) == (str(file), REBUILD)
+        else:
+            file.write_bytes(CUTS[how](data))
+            index_errors(folder, server.url, IndexFormatError, "")
+        file.write_bytes(data)
 
-    def replaced(data: bytes) -> bytes:
-        assert old in data
-        return data.replace(old, new)
 
-    with_entry(file, entry, replaced)
-    with pytest.raises(IndexFormatError, match="missing or damaged"):
-        merged([file], tmp_path / "x.index")
+@pytest.mark.parametrize("how", PARTS)
+def test_damaged_part_is_refused(tmp_path: Path, how: str) -> None:
+    """Also if its checksums are right, as an attacker would have them."""
+    (part,) = made_parts(tars(tmp_path, shards=1), tmp_path / "parts")
+    PARTS[how](part)
+    with pytest.raises(IndexFormatError, match="unfinished index is missing or damaged"):
+        merged([part], tmp_path / "x.index")
     assert not list((tmp_path / "x.index").glob("*"))
+
+
+@pytest.mark.usefixtures("kept_parts")
+def test_part_with_changed_or_cut_byte_is_built_again(tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path, shards=1, each=2)
+    (part,) = made_parts(shards, tmp_path / "parts")
+    whole, known = part.read_bytes(), load_part(part)
+    expected = known, [*map(str, known.blocks())]
+    for place in range(len(whole)):
+        part.write_bytes(flipped(whole, place, 0xFF))
+        found = ShardPart.load(part)
+        assert found is None or (found, [*map(str, found.blocks())]) == expected
+        part.write_bytes(whole[:place])
+        assert ShardPart.load(part) is None
+    assert made_parts(shards, tmp_path / "parts") == [part]
+    assert part.read_bytes() == whole

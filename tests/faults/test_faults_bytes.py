@@ -21,7 +21,7 @@ from support.formats import (
     archive,
     block,
     contents,
-    flip,
+    flipped,
     member,
     no_hang,
     pax,
@@ -141,7 +141,7 @@ def test_b14_flipped_header_bit_is_found_or_harmless(tmp_path: Path) -> None:
     whole = contents(tar.scan(path))
     for bit in range(8 * 512):
         header, byte = bit % 3 * len(members[0]), bit // 8
-        path.write_bytes(flip(shard, header + byte, 1 << bit % 8))
+        path.write_bytes(flipped(shard, header + byte, 1 << bit % 8))
         in_checksum = 148 <= byte < 156
         try:
             assert contents(tar.scan(path)) == whole

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.formats import flipped
 from support.inside import (
     MANIFEST,
     REBUILD,
@@ -19,7 +20,6 @@ from support.shards import (
     numbered,
     tars,
     tfrecords,
-    tree,
     write_tfrecord,
 )
 
@@ -35,25 +35,16 @@ from twinfeed.loaders import (
 )
 
 
-def test_fault_33_index_file_cut_or_missing_is_refused(index: Index, tmp_path: Path) -> None:
-    """Every file of an index, cut to several lengths or gone; and bits flipped in the manifest."""
-    whole = tree(index.path)
-    for name, data in whole.items():
-        for size in {0, 1, len(data) // 2, len(data) - 2}:  # the last byte may be a mere newline
-            (index.path / name).write_bytes(data[:size])
+def test_fault_33_flipped_bit_of_manifest_is_refused(index: Index) -> None:
+    """Unless it changes no value, as one of a blank."""
+    file = index.path / MANIFEST
+    whole = file.read_bytes()
+    for place in range(0, len(whole), 7):
+        file.write_bytes(flipped(whole, place, 1 << place % 8))
+        if json_or_none(file) != json.loads(whole):
             with pytest.raises(IndexFormatError):
                 open_index(index.path)
-        (index.path / name).unlink()
-        with pytest.raises((IndexFormatError, FileNotFoundError)):
-            open_index(index.path)
-        (index.path / name).write_bytes(data)
-    manifest = whole[MANIFEST]
-    for place in range(0, len(manifest), 7):
-        flip(index.path / MANIFEST, place, place % 8)
-        if json_or_none(index.path / MANIFEST) != json.loads(manifest):
-            with pytest.raises(IndexFormatError):
-                open_index(index.path)
-        (index.path / MANIFEST).write_bytes(manifest)
+    file.write_bytes(whole)
     open_index(index.path)
 
 
@@ -62,19 +53,6 @@ def json_or_none(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except ValueError:
         return None
-
-
-def test_fault_33_changed_small_array_is_found_on_open(
-    index: Index,
-) -> None:
-    for file in index.path.glob("columns-*/*.npy"):
-        flip(file, file.stat().st_size - 1)
-        with pytest.raises(
-            IndexFormatError, match=f"the bytes of {file.name} have changed"
-        ) as told:
-            open_index(index.path)
-        assert (told.value.path, told.value.advice) == (str(file), REBUILD)
-        flip(file, file.stat().st_size - 1)
 
 
 @pytest.mark.usefixtures("mapped_arrays")

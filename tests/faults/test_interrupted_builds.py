@@ -14,13 +14,9 @@ from support import TESTS
 from support.inside import (
     MANIFEST,
     BuildPlan,
-    ShardPart,
-    load_part,
 )
 from support.shards import (
     flip,
-    made_parts,
-    merged,
     numbered,
     tfrecords,
     tree,
@@ -104,25 +100,6 @@ def test_interrupted_build_keeps_finished_shards(
     assert set(read) >= {shards[3].name, shards[4].name}
     assert len(index) == 50
     assert not (tmp_path / "x.index" / "parts").exists()
-
-
-@pytest.mark.usefixtures("kept_parts")
-def test_part_with_changed_or_cut_byte_is_built_again(tmp_path: Path) -> None:
-    shards = tfrecords(tmp_path, shards=1, each=2)
-    (part,) = made_parts(shards, tmp_path / "parts")
-    whole, known = part.read_bytes(), load_part(part)
-    expected = known, [*map(str, known.blocks())]
-    for place in range(len(whole)):
-        part.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        found = ShardPart.load(part)
-        assert found is None or (found, [*map(str, found.blocks())]) == expected
-        part.write_bytes(whole[:place])
-        assert ShardPart.load(part) is None
-    with pytest.raises(IndexFormatError, match="unfinished index is missing or damaged"):
-        merged([part], tmp_path / "x.index")
-    assert made_parts(shards, tmp_path / "parts") == [part]
-    assert part.read_bytes() == whole
-    assert len(merged([part], tmp_path / "x.index")) == 2
 
 
 def test_failed_build_keeps_only_previous_index(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from support.formats import flip
+from support.formats import flipped
 from support.inside import LIMITS, MANIFEST, VERSION, StringColumn, file_digest, json_digest
 
 # What is left of a file that was cut. A byte less at its end may be a mere newline less.
@@ -237,19 +237,33 @@ def array_of(folder: Path, name: str) -> np.ndarray[Any, Any]:
     return np.load(file)
 
 
-PARTS = [
-    ("0/rows-0.npy", b"(10,)", b"(99,)"),
-    ("0/rows-0.npy", b"'<u4'", b"'|O' "),
-    ("facts.json", b'"num_records": 10', b'"num_records": 11'),
-    ("facts.json", b'"keys-text"', b'"keys-next"'),
-    ("facts.json", b'"bytes", 29184, 1, 0', b'"bytes", 29184, 1, 1'),
-    ("facts.json", b'"options": {', b'"options": {"nobody": 1, '),
-]
+def replacing(entry: str, old: bytes, new: bytes) -> Callable[[Path], None]:
+    """Return what replaces bytes of an entry of a part, with the right checksum."""
+
+    def replace(data: bytes) -> bytes:
+        assert old in data
+        return data.replace(old, new)
+
+    return lambda file: with_entry(file, entry, replace)
 
 
-def flipped(part: float, bit: int) -> Callable[[bytes], bytes]:
+PARTS: dict[str, Callable[[Path], object]] = {
+    "more rows": replacing("0/rows-0.npy", b"(10,)", b"(99,)"),
+    "rows of objects": replacing("0/rows-0.npy", b"'<u4'", b"'|O' "),
+    "more records": replacing("facts.json", b'"num_records": 10', b'"num_records": 11'),
+    "another column": replacing("facts.json", b'"keys-text"', b'"keys-next"'),
+    "missing fields": replacing("facts.json", b'"bytes", 29184, 1, 0', b'"bytes", 29184, 1, 1'),
+    "another option": replacing("facts.json", b'"options": {', b'"options": {"nobody": 1, '),
+    **{
+        how: lambda file, cut=cut: file.write_bytes(cut(file.read_bytes()))
+        for how, cut in CUTS.items()
+    },
+}
+
+
+def flipping(part: float, bit: int) -> Callable[[bytes], bytes]:
     """Return what flips a bit after this part of the bytes."""
-    return lambda data: flip(data, int(part * len(data)), 1 << bit)
+    return lambda data: flipped(data, int(part * len(data)), 1 << bit)
 
 
 def stated(**values: Any) -> Callable[[bytes], bytes]:
@@ -287,7 +301,7 @@ DRAW = random.Random(0)
 # A file of a save of Keras, how it is changed, whether its checksum is right, a word of the error.
 SAVES: list[tuple[str, Callable[[bytes], bytes], bool, str]] = [
     *(
-        (name, flipped(DRAW.random(), DRAW.randrange(8)), False, "")
+        (name, flipping(DRAW.random(), DRAW.randrange(8)), False, "")
         for name in FILES
         for _ in range(40)
     ),

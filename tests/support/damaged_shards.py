@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from support.formats import END, block, flip, member, pax, write_records, write_tar
+from support.formats import END, block, flipped, member, pax, write_records, write_tar
 from support.inside import LIMITS, TarWriter, masked_crc32c
 from support.shards import write_tfrecord
 from twinfeed.loaders import DataCorruptionError, TruncatedShardError
@@ -115,11 +115,11 @@ def foreign() -> Iterator[Damage]:
 def tfrecords() -> Iterator[Damage]:
     yield from foreign()
     shard = of_records(*RECORDS)
-    yield Damage("length", flip(shard, 19 + 9), 19, "corrupted length at offset 19", 1)
+    yield Damage("length", flipped(shard, 19 + 9), 19, "corrupted length at offset 19", 1)
     words = "corrupted data at offset 0", "expected: data CRC 0x"
-    yield Damage("data", flip(shard, 12), 0, words, 0, (1, 2), bad=(0,))
+    yield Damage("data", flipped(shard, 12), 0, words, 0, (1, 2), bad=(0,))
     shard = of_records(b"zero", b"one", b"two", b"three")
-    twice = flip(flip(shard, 20 + 12), len(shard) - 5)
+    twice = flipped(flipped(shard, 20 + 12), len(shard) - 5)
     words = "corrupted data at offset 20"
     yield Damage("data of two", twice, 20, words, 1, (0, 2), bad=(1, 3))
     message = of_records(b"", b"\x0a\x7f", b"")
@@ -193,7 +193,7 @@ def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
     yield "cut in an extended header", pax({b"path": b"b"})[:600], 512, "ends within an extended"
     for end in (END, b"", bytes(100)):
         yield "no member after a header", pax({b"path": b"b"}) + end, 1024, "no member after it"
-    yield "checksum", ONE + flip(ONE, 3), 1024, "bad header checksum at offset 1024"
+    yield "checksum", ONE + flipped(ONE, 3), 1024, "bad header checksum at offset 1024"
     for text in (b"0 path=x\n", b"path=x\n", b"5 x=\njunk", b"9 path=x", b"99999 path=x\n"):
         yield "pax", member(b"pax", text, b"x") + ONE, 1024, LINE
     for text in (b"10 path=xy\n", b"9" * 22 + b" path=x\n", b"-10 path=x\n", b"7 path\n"):
@@ -253,9 +253,9 @@ def compressed() -> Iterator[Damage]:
         first = compress(plain)
         cut, most = {"kind": TruncatedShardError}, len(first)
         for what, after, kind in (
-            ("a damaged head", flip(first, 1), {}),
-            ("a damaged body", flip(first, most // 2), {}),
-            ("a damaged end", flip(first, most - 4), {}),
+            ("a damaged head", flipped(first, 1), {}),
+            ("a damaged body", flipped(first, most // 2), {}),
+            ("a damaged end", flipped(first, most - 4), {}),
             ("garbage", b"garbage" * 9, {}),
             ("zeros", bytes(1024), {}),
             ("half a stream", first[: most // 2], cut),
@@ -265,7 +265,7 @@ def compressed() -> Iterator[Damage]:
             yield Damage(f"{how}: {what}", first + after, most, words, **kind)
     packed = bz2.compress(plain)
     yield Damage("a cut stream", packed[:-200], 0, "", kind=TruncatedShardError)
-    yield Damage("a damaged stream", flip(packed, 60), 0, "")
+    yield Damage("a damaged stream", flipped(packed, 60), 0, "")
     tar = ONE + END
     yield Damage("no shard within", gzip.compress(b"no shard" * 200), 0, ", decompressed")
     cut = gzip.compress(tar[:600])

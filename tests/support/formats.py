@@ -42,7 +42,7 @@ def write_records(path: Path, *records: bytes) -> bytes:
     return path.read_bytes()
 
 
-def flip(data: bytes, at: int, bits: int = 1) -> bytes:
+def flipped(data: bytes, at: int, bits: int = 1) -> bytes:
     """Return `data` with some bits of one byte changed."""
     return data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
 
