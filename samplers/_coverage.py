@@ -105,11 +105,9 @@ class CoverageBatches:
         # If the rows of the two columns are in the order 0 2 3 1 and 3 1 0 2, the rank gets those
         # at the indices 2 and 3 of each order.
         num_rows = self._p // world_size
-        indices = rank * num_rows + np.arange(num_rows)  # [2, 3]
+        indices = np.tile(rank * num_rows + np.arange(num_rows), (len(steps), 1))  # [[2, 3]] * 2
         order_keys = random_words(derive(self._key, epoch, _ROW_ORDER), steps)
-        row = permute_rows(  # [[3, 1], [0, 2]]
-            np.full_like(steps, self._p), order_keys, np.tile(indices, (len(steps), 1))
-        )
+        row = permute_rows(np.full_like(steps, self._p), order_keys, indices)  # [[3, 1], [0, 2]]
         return (row * self.steps + column[:, None]).reshape(-1)  # [11, 5, 0, 6]
 
     def _epoch_table(self, epoch: int) -> _EpochTable:

@@ -178,14 +178,14 @@ class _PhaseSchedule:
         come equally often. Then it draws only the remaining records.
         """
         k = self._phase.k
-        # For each class, how many records it draws from, and the first subset that has only these.
+        # The number of records that each class draws from, and its first subset of these records.
         sizes = np.array(self._classes.sizes)
         first_subset = np.zeros_like(sizes)
         for step, classes, remaining in exclusions:
             counts_before_step = self._count_batches(max(self._phase.start, step))
             num_batches = (counts_before_step - self._counts_before_phase)[classes]
-            # How many subsets it has drawn from these before the step: none if it still completes
-            # the traversal of an earlier exclusion.
+            # The number of subsets of these records before the step: 0 if the class still completes
+            # the traversal before an earlier exclusion.
             num_subsets = (num_batches - first_subset[classes]).clip(min=0)
             first_subset[classes] += _num_until_complete(num_subsets, sizes[classes], k)
             sizes[classes] = remaining.sizes

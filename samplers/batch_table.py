@@ -26,7 +26,7 @@ def batch_table(title: str, ranks: list[list[Int64s]], samples: Samples) -> str:
     columns += [[f"rank {rank}", *map(cell, batches)] for rank, batches in enumerate(ranks)]
     widths = [max(map(len, column)) for column in columns]
     rows = [
-        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "   ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in zip(*columns, strict=True)
     ]
     return "\n".join([title, *rows])

@@ -348,13 +348,12 @@ def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
         counts in windows    0    0 1  2    3    3 4
     """
     samples = np.arange(len(group))
-    # Sample i counts in the windows that start after the previous sample of its group, less than
-    # `size` samples before sample i, and at the latest at sample i.
+    # Sample i counts in consecutive windows. The first of them starts after the previous sample of
+    # its group, and less than `size` samples before sample i. The last one is window i.
     first_window = np.maximum(_previous_of_group(group), samples - size) + 1  # [0, 0, 2, 3, 3]
-    # How many samples count in each window, but not in the window before: [2, 0, 1, 2, 0]. And one
-    # sample, i, counts in window i, but not in window i + 1.
-    change = np.bincount(first_window, minlength=len(group))
-    change[1:] -= 1  # [2, -1, 0, 1, -1]
+    # By how much the number of samples that count changes from window to window.
+    change = np.bincount(first_window, minlength=len(group))  # those that are new: [2, 0, 1, 2, 0]
+    change[1:] -= 1  # sample i no longer counts in window i + 1: [2, -1, 0, 1, -1]
     return np.cumsum(change)[: len(group) - size + 1]  # [2, 1, 1, 2]
 
 

@@ -129,16 +129,17 @@ def _overlapping_pairs(
 ) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield pairs of classes, among them all that have fewer than 2 k distinct records together.
 
-    To compare all pairs of classes would take too long. But if classes of a and b records, k or
-    more each, have fewer than 2 k together, they share s records, with s >= a + b - 2 k + 1:
+    To compare all pairs of classes would take too long. If classes of a and b records, k or more
+    each, have fewer than 2 k together, they share s records, with s >= a + b - 2 k + 1. So only
+    these classes can be a pair:
 
-    - If a and b are k, they share one record or more.
-    - Otherwise they share two or more. The first two that they share are among the first k + 1 of
-      each class: s - 2 others come after them, and s - 2 >= a - (k + 1).
+    - Classes of k records that share a record.
+    - Other classes that share two of their first k + 1 records. They share two or more, as a + b is
+      more than 2 k. In the class of a records, s - 2 others follow the first two, and s - 2 is at
+      least a - (k + 1).
 
-    So yield the classes of k records that share a record, and the classes that share a pair of
-    their first k + 1 records (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive operator
-    for similarity joins in data cleaning", 2006).
+    This is prefix filtering (Chaudhuri, Ganti and Kaushik, "A primitive operator for similarity
+    joins in data cleaning", 2006).
 
     `class_index` and `records` are the class and the id of each record, class after class, with
     ascending ids. `sizes` are those of the classes, k or more.

@@ -130,9 +130,10 @@ def check_record_ids(samples: Samples, source: str) -> None:
 
     They are not if batches are filled up with -1 (padding), or if a record has several ids: one for
     each of its *views* (variants, such as captions), or for each *use* of the decoded record, which
-    is cached and used several times. `source` is the call that returns the ids, for the error.
+    is cached and used several times. Ids that depend on the training step are refused, too.
+    `source` is the call that returns the ids, for the error.
     """
-    check_independent_of_steps(samples)  # else no ids can be drawn without a batch size
+    check_independent_of_steps(samples)
     if samples.traits.padded or samples.traits.num_ids is not None:
         raise TypeError(
             f"ids of {samples!r} are not record ids, but have padding (-1), views or uses:\n"

@@ -54,20 +54,20 @@ class FairSubsets:
         n, m = self._sizes[population], self._m
         index = number[:, None] * m + np.arange(start, m if stop is None else stop)
         traversal, position = np.divmod(index, n[:, None])  # of each item: [[0, 1]] and [[4, 0]]
-        # In small populations (n < 2 m - 1), so many traversals in a row have the same order: those
-        # up to the next end of a traversal that is the end of a subset.
+        # In a small population (n < 2 m - 1), as many traversals in a row as make whole subsets
+        # have the same order. With n = 3 and m = 2, two traversals make three subsets.
         is_small = n < 2 * m - 1
         num_equal = np.where(is_small, m // np.gcd(n, m), 1)
         items = self._permuted(population, traversal[:, 0] // num_equal, position)
-        # In large populations, each traversal has an order of its own. Its first m items (but those
-        # of traversal 0) are reordered, as some may be in the subset from the traversal before. All
-        # items that a row has of a second traversal are among these: so replace them here.
-        is_reordered = (position < m) & (traversal > 0) & ~is_small[:, None]  # [[False, True]]
-        rows = np.flatnonzero(is_reordered.any(axis=1))
+        # In a large population, each traversal has an order of its own. If a row has items of a
+        # second traversal, they are among the first m of this traversal, which are replaced here.
+        is_first = (position < m) & (traversal > 0) & ~is_small[:, None]  # [[False, True]]
+        rows = np.flatnonzero(is_first.any(axis=1))
         if rows.size:
             first_items = self._first_items(population[rows], traversal[rows, -1])
-            reordered = np.take_along_axis(first_items, position[rows].clip(max=m - 1), axis=1)
-            items[rows] = np.where(is_reordered[rows], reordered, items[rows])
+            # Clip the positions of other items, which are not replaced.
+            replacements = np.take_along_axis(first_items, position[rows].clip(max=m - 1), axis=1)
+            items[rows] = np.where(is_first[rows], replacements, items[rows])
         return items
 
     def _permuted(self, population: Int64s, number: Int64s, positions: Int64s) -> Int64s:
@@ -99,7 +99,7 @@ class FairSubsets:
         is_old = np.broadcast_to(np.arange(m) < num_old, last_items.shape)  # [True, True, False]
         is_repeated = _is_in_row(first_items, last_items, mask=is_old)  # [True, True, False]
         # The subset needs 3 - 2 = 1 more item: the first one that is not repeated moves to the
-        # front, and the others follow in their order.
+        # front. The others follow in their order.
         order = new_entries_first(~is_repeated, m - num_old)  # [2, 0, 1]
         return np.take_along_axis(first_items, order, axis=1)  # [2, 4, 0]
 
