@@ -44,7 +44,7 @@ COVERED = {
     "loaders/building": "unit/loaders/building/test_build.py",
     "loaders/command_line": "cli/test_commands.py",
     "loaders/feed": "unit/loaders/batches/test_feed.py",
-    "loaders/formats": "faults/test_faults_bytes.py",
+    "loaders/formats": "faults/test_bytes.py",
     "loaders/index": "unit/loaders/index/test_index.py",
     "loaders/keras": "backends/keras/test_saves.py",
     "loaders/loop": "unit/loaders/loop/test_loader.py",
