@@ -57,7 +57,7 @@ class _Adapter(Adapter):
 
     def check_position(self, batches: Any) -> None:
         if not isinstance(batches, tf.distribute.DistributedDataset):
-            check_position(batches, self.loader.external_passes)
+            check_position(batches, self.loader)
 
     def feed_of(self, batches: Any) -> Any:
         return feed_of(batches)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from twinfeed.loaders.loop.external_passes import ExternalPasses
+from twinfeed.loaders.loop.loader import Loader
 
 # Operators that keep the batches and their order, or only the first batches.
 _KEEP_ORDER = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Take"}
@@ -18,30 +18,31 @@ _ADVISE_ORDER = (
 )
 
 
-def check_position(dataset: Any, passes: ExternalPasses, /) -> None:
+def check_position(dataset: Any, loader: Loader[Any], /) -> None:
     """Raise ValueError unless element n of a dataset is batch n of a loader.
 
-    The dataset must be made of the loader's dataset, by operators that keep the order of batches,
-    such as `loader.dataset.map(f).take(3)`. `passes` identifies the loader: it is the loader's
-    attribute `external_passes`, to which all datasets of the loader refer.
+    The dataset must be made of `loader.dataset` by operators that keep the order of batches, such
+    as `loader.dataset.map(f).take(3)`.
     """
-    # `dataset` and all datasets that it is made of, from the last operator back to the first: for
-    # the example, the datasets of `take`, of `map`, and of the loader.
+    # The dataset and all that it is made of, back from the last operator: in the example, the
+    # datasets of `take`, of `map`, and of the loader.
     datasets = list(_upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
     sources = [source for source in map(_source, datasets) if source is not None]
-    if {source.external_passes for source in sources} != {passes}:
+    # All sources of a loader share its `external_passes`, an object that no other loader has.
+    if {source.external_passes for source in sources} != {loader.external_passes}:
         raise ValueError(f"the dataset is not made of this loader's dataset only, {_ADVISE_ORDER}")
-    unordered = any(getattr(dataset, "_deterministic", None) == "false" for dataset in datasets)
+    unordered = any(getattr(item, "_deterministic", None) == "false" for item in datasets)
     if unordered or dataset.options().deterministic is False:
         raise ValueError(f"the dataset has deterministic=False, {_ADVISE_ORDER}")
-    operators = [_operator(dataset) for dataset in datasets if _source(dataset) is None]
-    for index, operator in enumerate(operators):  # "Take", "Map"
-        # `take(3).repeat()` yields the same 3 batches again, instead of the next 3. The operators
-        # are "Repeat", "Take": a "Take" that comes later in the list is applied earlier.
-        repeats_take = operator == "Repeat" and "Take" in operators[index:]
-        if repeats_take or operator not in _KEEP_ORDER:
-            found = "Repeat after a Take" if repeats_take else operator
-            raise ValueError(f"the dataset has the operator {found}, {_ADVISE_ORDER}")
+    # From the last to the first: "Take", "Map".
+    operators = [_operator(item) for item in datasets if _source(item) is None]
+    for operator in operators:
+        if operator not in _KEEP_ORDER:
+            raise ValueError(f"the dataset has the operator {operator}, {_ADVISE_ORDER}")
+    # `take(3).repeat()` yields the same 3 batches again, instead of the next 3. Its operators are
+    # "Repeat", "Take".
+    if "Repeat" in operators and "Take" in operators[operators.index("Repeat") :]:
+        raise ValueError(f"the dataset has the operator Repeat after a Take, {_ADVISE_ORDER}")
 
 
 def feed_of(dataset: Any) -> Any:
