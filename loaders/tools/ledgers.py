@@ -284,9 +284,11 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
 
 
 def _with_changed_fingerprint(run: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply a "change" line of a ledger to the line that describes the run, and return the result.
+    """Return the description of a run after some fields of its sampler's fingerprint have changed.
 
-    `fields` are the changed fields of the sampler's fingerprint by name. None removes a field.
+    The fingerprint is all options that the batches depend on, by name: the entry `fingerprint` in
+    `run["state"]`. `fields` are the new values of those that have changed during the run, and None
+    for those that were removed.
     """
     state = run["state"]
     kept = {name: value for name, value in state["fingerprint"].items() if name not in fields}
