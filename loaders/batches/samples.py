@@ -213,15 +213,15 @@ class Samples:
                     raise buffer_error("read", name)
 
     def _probe_in_place_decode(self, first: Int64s, other: Int64s, sample: Fields) -> None:
-        """Check that `decode.into` writes what decode has returned as `sample` for record first[0].
+        """Check that the user's `decode.into` returns the same sample as decode.
 
-        `decode.into` writes the fields `decode.writes` into arrays that it is given. It is tried
-        with arrays full of zeros, and then with arrays full of ones: an element that it does not
-        write differs from `sample` at least once. For each, `call_repeatedly` decodes record
-        first[0] three times and then record other[0], which must not change the earlier results.
+        `sample` is what decode has returned for record first[0]. `decode.into(stored, arrays)` also
+        returns the decoded sample, but writes some fields, `decode.writes`, into existing arrays.
+        Arrays full of zeros are tried, and then arrays full of ones: so an element that is not
+        written differs from `sample` at least once.
 
         Raises:
-            ValueError: it writes other values, or not all elements.
+            ValueError: a result differs from `sample`, or is changed by the call for other[0].
         """
         decode: Any = self.decode
 
@@ -234,6 +234,7 @@ class Samples:
 
         for fill in (0, 1):
             decode_filled = partial(decode_into_arrays, fill)
+            # The result for `first` of several calls, which must be equal.
             result = call_repeatedly("decode", decode_filled, first, other, times=3)
             if not bitwise_equal(result, sample):
                 advice = f"write every element of {list(decode.writes)}, or leave `writes` out"
