@@ -96,25 +96,31 @@ class FieldBuffer:
     def arrays(self, number: int, num_records: int, *, whole_files: bool) -> dict[str, Array]:
         """Return the arrays of the current block of records, for the field with this `number` N.
 
-        `rows-N` locates the field in each record: its offset, length and CRC. `values-N` has the
-        numbers of each record, if all records have equally many. If a field is a whole file
-        (`whole_files`), a row has the number of the file in place of an offset.
+        - `rows-N` says where the field is in each record: its offset, length and CRC. If fields are
+          whole files (`whole_files`), a row has the number of the file in place of the offset.
+        - `values-N` has the numbers of each record, if all records have equally many.
         """
         self.add_missing_rows(num_records)  # for the last records of the block
-        # `self.rows` has three integers per record, one after another.
-        offsets_or_files, lengths, crcs = np.frombuffer(self.rows, np.int64).reshape(-1, 3).T
-        self.max_offset = max(self.max_offset, int(offsets_or_files.max()))
-        self.max_length = max(self.max_length, int(lengths.max()))
-        # the narrowest integer types that hold the values; the index may need wider ones
-        dtype = row_type(self.max_offset, self.max_length, whole_files=whole_files)
-        rows = np.empty(num_records, dtype)
-        rows["file" if whole_files else "offset"] = offsets_or_files
-        rows["length"], rows["crc"] = lengths, crcs
-        arrays: dict[str, Array] = {f"rows-{number}": rows}
+        arrays: dict[str, Array] = {f"rows-{number}": self.row_array(whole_files=whole_files)}
         if self.can_be_column and len(self.values) == num_records:  # no record lacks the field
             values = np.concatenate(self.values)
             arrays[f"values-{number}"] = values.reshape(num_records, self.column_width)
         return arrays
+
+    def row_array(self, *, whole_files: bool) -> Array:
+        """Return the rows of the block, (offset or file, length, CRC), and update the maxima.
+
+        `self.rows` has three integers for each record, one after another. The array has the
+        narrowest dtype for the largest values of all blocks so far.
+        """
+        offsets_or_files, lengths, crcs = np.frombuffer(self.rows, np.int64).reshape(-1, 3).T
+        self.max_offset = max(self.max_offset, int(offsets_or_files.max()))
+        self.max_length = max(self.max_length, int(lengths.max()))
+        dtype = row_type(self.max_offset, self.max_length, whole_files=whole_files)
+        rows = np.empty(len(lengths), dtype)
+        rows["file" if whole_files else "offset"] = offsets_or_files
+        rows["length"], rows["crc"] = lengths, crcs
+        return rows
 
     def stats(self, num_records: int) -> FieldStats:
         """Return the statistics of the field, for a shard with `num_records` records."""

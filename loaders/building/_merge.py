@@ -76,23 +76,23 @@ class _ColumnWriter:
         self.digest = hashlib.sha256(f"{digest_input} {list(file.shape)}\n".encode())
         self.num_missing = 0
 
-    def write(self, rows: Array) -> None:
-        """Append one array item for each of the next records to the file, and update the digest.
+    def write(self, items: Array) -> None:
+        """Append an item for each of the next records to the file, and update the digest.
 
-        An item is either the value of a column, such as 5, or a "row" that says where a field is in
-        its shard: (offset, length, CRC of the bytes).
+        The items are either the values of a column, such as 5, or the locations of a field in a
+        shard: (offset, length, CRC of the bytes).
 
         The digest must be the same for equal records in a TFRecord and in a tar. Values are added
-        to it as they are. A row adds only its CRC, since the offset differs between containers: the
-        rows (100, 3, 71) and (200, 5, 72) add 71 and 72. A missing field adds -1.
+        to it as they are. A location adds only its CRC, since the offset differs between the
+        formats: (100, 3, 71) and (200, 5, 72) add 71 and 72. A missing field adds -1.
         """
-        self.file.add(rows)
-        if self.digest_input == "crc32c":  # rows
-            is_missing = rows["length"] < 0  # the length is -1 in the row of a missing field
-            crcs = np.where(is_missing, -1, rows["crc"].astype(np.int64))  # [71, 72]
+        self.file.add(items)
+        if self.digest_input == "crc32c":  # locations
+            is_missing = items["length"] < 0  # the length of a missing field is -1
+            crcs = np.where(is_missing, -1, items["crc"].astype(np.int64))  # [71, 72]
             self.digest.update(crcs.astype("<i8").tobytes())
         elif self.digest_input is not None:  # values, converted to this dtype
-            self.digest.update(rows.astype(self.digest_input).tobytes())
+            self.digest.update(items.astype(self.digest_input).tobytes())
 
 
 class _StringWriter:
