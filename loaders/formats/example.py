@@ -44,6 +44,7 @@ from twinfeed.loaders.formats.features import (
     list_values,
 )
 from twinfeed.loaders.formats.records import Range
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.limits import LIMITS
 
 Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -238,33 +239,38 @@ def _decode_packed_lists(kind: str, lists: Sequence[bytes]) -> Sequence[Values] 
     messages are joined, decoded, and split again.
 
     A message is a header (the tag 0x0a, and the number of bytes that follow) and the numbers. For
-    example, as int64_lists, `0a 02 07 08` is [7, 8], and `0a 02 ac 02` is [300]: an integer takes
-    one byte or more (a varint), and only its last byte is less than 0x80 (128).
+    example, as int64_lists, `0a 02 07 08` is [7, 8], and `0a 02 ac 02` is [300].
     """
-    sizes = list(map(len, lists))  # [4, 4]
-    headers = list(map(_packed_header, sizes))  # 0a 02 and 0a 02
+    # The headers that messages of these sizes must have in this layout: 0a 02 and 0a 02.
+    headers = [_packed_header(len(message)) for message in lists]
     if not (all(headers) and all(map(bytes.startswith, lists, headers))):
         return None
-    packed = b"".join(map(bytes.removeprefix, lists, headers))  # 07 08 ac 02
-    # Where each message ends in `packed`: after how many bytes, and after how many numbers. If a
-    # message ends within a number, it is malformed.
-    byte_stops = np.cumsum(sizes) - np.cumsum(list(map(len, headers)))  # [2, 4]
-    if kind == "float_list":
-        number_stops, remainders = np.divmod(byte_stops, 4)
-        is_whole = not remainders.any()
-    else:
-        is_last_byte = np.frombuffer(packed, np.uint8) < 128  # True, True, False, True
-        last_bytes = np.flatnonzero(is_last_byte)  # [0, 1, 3]
-        # Of these, 2 are before byte 2, and 3 before byte 4.
-        number_stops = last_bytes.searchsorted(byte_stops)  # [2, 3]
-        is_whole = is_last_byte[byte_stops[byte_stops > 0] - 1].all()
-    if not is_whole:
+    payloads = list(map(bytes.removeprefix, lists, headers))  # 07 08 and ac 02
+    packed = b"".join(payloads)
+    number_stops = _number_stops(kind, packed, np.cumsum(list(map(len, payloads))))  # [2, 3]
+    if number_stops is None:  # a message is malformed
         return None
     values = _decode_packed(kind, packed)  # [7, 8, 300]
     equal_stops = number_stops[0] * np.arange(1, len(lists) + 1)  # [2, 4]
     if (number_stops == equal_stops).all():  # all messages have equally many numbers
         return cast(Sequence[Values], values.reshape(len(lists), -1))
     return np.split(values, number_stops[:-1])  # [7, 8] and [300]
+
+
+def _number_stops(kind: str, packed: bytes, byte_stops: Int64s) -> Int64s | None:
+    """Return how many packed numbers are before each byte stop; None if a stop is within a number.
+
+    A float takes 4 bytes. An integer takes one byte or more (a varint), and only its last byte is
+    less than 128. The bytes 7 8 172 2 are the integers 7, 8 and 300: of these, 2 are before byte 2,
+    and 3 before byte 4.
+    """
+    if kind == "float_list":
+        stops, remainders = np.divmod(byte_stops, 4)
+        return None if remainders.any() else stops
+    is_last_byte = np.frombuffer(packed, np.uint8) < 128  # True, True, False, True
+    if not is_last_byte[byte_stops[byte_stops > 0] - 1].all():
+        return None
+    return np.flatnonzero(is_last_byte).searchsorted(byte_stops)
 
 
 @lru_cache(1 << 12)
@@ -310,21 +316,31 @@ def _feature(name: str, value: Any) -> bytes:
         raise ValueError(f"feature {name!r} must be one-dimensional, not of shape {array.shape}")
     if array.dtype.kind in "SUO" and len(array) == 0:
         return length_delimited(TAG_1, b"")
+    _check_int64(name, values, array)
     if array.dtype.kind == "f":
-        return _packed(TAG_2, _float32(name, values, array).tobytes())
+        return _packed(TAG_2, _float32(name, array).tobytes())
     if array.dtype.kind not in "iub":
         raise TypeError(f"feature {name!r} must hold bytes, str, integers or floats, got {value!r}")
-    if array.dtype.kind == "u" and len(array) and int(array.max()) >> 63:
-        raise ValueError(f"feature {name!r} must fit into int64, got {array.max()}")
     # a negative number is encoded as its two's complement
     return _packed(TAG_3, b"".join(varint(item & (1 << 64) - 1) for item in map(int, array)))
 
 
-def _float32(name: str, values: Any, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return floats rounded to float32; raise ValueError for a number that is too large."""
-    if not isinstance(values, np.ndarray) and all(isinstance(item, int) for item in values):
-        # numpy converts integers that do not fit into any integer type to floats
+def _check_int64(name: str, values: Any, array: npt.NDArray[Any]) -> None:
+    """Raise ValueError for integers beyond int64, of which numpy has made this array.
+
+    The array is unsigned, or of floats if some are negative: [-1, 2**63] becomes [-1.0, 2.0**63].
+    """
+    if array.dtype.kind == "u":
+        is_beyond = int(array.max(initial=0)) >= 1 << 63
+    else:
+        is_float_list = array.dtype.kind == "f" and array is not values
+        is_beyond = is_float_list and all(isinstance(item, int) for item in values)
+    if is_beyond:
         raise ValueError(f"feature {name!r} must fit into int64, got {max(values, key=abs)}")
+
+
+def _float32(name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return floats rounded to float32; raise ValueError for a number that is too large."""
     with np.errstate(over="ignore"):
         rounded = array.astype("<f4")
     overflows = np.isinf(rounded) & np.isfinite(array)
