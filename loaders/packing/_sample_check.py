@@ -105,5 +105,5 @@ def _check_label(value: Any) -> Label:
                 return number
     raise TypeError(
         f"label must be a name or an integer that fits int64, got {reprlib.repr(value)}: "
-        "if it is not a class, use another field name (when an index is packed: fields=, --field)"
+        "if it is not a class, rename the field (that of an index by fields= or --field)"
     )
