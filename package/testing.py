@@ -81,20 +81,20 @@ def _check_pure(stream: BatchStream, whole: list[list[Int64s]]) -> None:
         "a deep copy": copy.deepcopy,
     }
     for name, copied in copies.items():
-        other = copied(stream)
-        _law(other.fingerprint == stream.fingerprint, f"{name} has another fingerprint")
-        _law(_same(other.batches(1, 0, len(stream)), whole[1]), f"{name} gives other batches")
+        clone = copied(stream)
+        _law(clone.fingerprint == stream.fingerprint, f"{name} has another fingerprint")
+        _law(_same(clone.batches(1, 0, len(stream)), whole[1]), f"{name} gives other batches")
 
 
 def _check_states(stream: BatchStream, whole: list[list[Int64s]]) -> None:
     for step in np.unique(np.linspace(0, len(stream), _STEPS).astype(int)).tolist():
         state = json.loads(json.dumps(stream.state_at(0, step)))
-        other = copy.deepcopy(stream)
-        other.load_state_dict(state)
-        _law(other.state_dict() == state, f"the state of step {step} changes when it is loaded")
+        restored = copy.deepcopy(stream)
+        restored.load_state_dict(state)
+        _law(restored.state_dict() == state, f"the state of step {step} changes when it is loaded")
         after = whole[0][step:] or whole[0 if stream.evaluation else 1]
-        rest = [ids for _, _, ids in other.passes()]
-        _law(_same(rest, after), f"the state of step {step} does not give what is left")
+        remaining = [ids for _, _, ids in restored.passes()]
+        _law(_same(remaining, after), f"the state of step {step} does not give what is left")
 
 
 def _check_ranks(stream: BatchStream, whole: list[list[Int64s]], world_size: int) -> None:

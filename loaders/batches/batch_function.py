@@ -51,7 +51,7 @@ class BatchFunction:
     ) -> None:
         assert feed.batch_transform is not None
         self._function, self._seed = feed.batch_transform, partial(derive, feed.sampler.batch_key)
-        first, other = requests
+        first, second = requests
         first_batch = make(first)
 
         def call(request: Request) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class BatchFunction:
             return self._call(batch, request)
 
         values = call_repeatedly(
-            "batch_transform", call, first, other, times=3, input_name="one batch"
+            "batch_transform", call, first, second, times=3, input_name="one batch"
         )
         check_names(feed, "field", values, "give it another name in batch_transform")
         # A list holds strings, or arrays of different lengths.

@@ -123,26 +123,26 @@ def array_copy(value: Any, /) -> Any:
     return _to_array(value).copy()
 
 
-def bitwise_equal(value: Any, other: Any, /) -> bool:
+def bitwise_equal(first: Any, second: Any, /) -> bool:
     """Return whether two values (arrays, or dicts and lists of them) are equal to the last bit.
 
     A NaN is equal to itself.
     """
-    if isinstance(value, Mapping):
-        same_keys = isinstance(other, Mapping) and value.keys() == other.keys()
-        return same_keys and all(bitwise_equal(item, other[name]) for name, item in value.items())
-    if isinstance(value, (list, tuple)):
-        same_length = isinstance(other, (list, tuple)) and len(value) == len(other)
-        return same_length and all(map(bitwise_equal, value, other))
-    array, other_array = _to_array(value), _to_array(other)
-    if array.dtype != other_array.dtype or array.shape != other_array.shape:
+    if isinstance(first, Mapping):
+        same_keys = isinstance(second, Mapping) and first.keys() == second.keys()
+        return same_keys and all(bitwise_equal(item, second[name]) for name, item in first.items())
+    if isinstance(first, (list, tuple)):
+        same_length = isinstance(second, (list, tuple)) and len(first) == len(second)
+        return same_length and all(map(bitwise_equal, first, second))
+    first_array, second_array = _to_array(first), _to_array(second)
+    if first_array.dtype != second_array.dtype or first_array.shape != second_array.shape:
         return False
-    if array.dtype != object:
-        return array.tobytes() == other_array.tobytes()
+    if first_array.dtype != object:
+        return first_array.tobytes() == second_array.tobytes()
     # An array of objects. If it has axes, its items may be arrays or lists: compare them in turn by
     # this function. If it has no axes, `_to_array` has put a value into it that is no array.
-    items_equal = bitwise_equal if array.ndim else _equal
-    return all(map(items_equal, array.flat, other_array.flat))
+    items_equal = bitwise_equal if first_array.ndim else _equal
+    return all(map(items_equal, first_array.flat, second_array.flat))
 
 
 def _to_array(value: Any) -> Array:
@@ -155,18 +155,18 @@ def _to_array(value: Any) -> Array:
         return array
 
 
-def _equal(value: Any, other: Any) -> bool:
+def _equal(first: Any, second: Any) -> bool:
     """Return whether two objects that numpy cannot convert to arrays are equal.
 
     Objects of one class count as equal if they cannot be compared: the class does not define `==`,
     or `==` raises an error. Nothing is missed by that, since decode turns such objects into arrays,
     which are compared later.
     """
-    if type(value) is not type(other):
+    if type(first) is not type(second):
         return False
     with suppress(Exception):  # `==` fails if, for example, the attributes are arrays
-        if is_dataclass(value):
-            return bitwise_equal(vars(value), vars(other))
-        compare: Any = type(value).__eq__
-        return compare is object.__eq__ or bool(value == other)
+        if is_dataclass(first):
+            return bitwise_equal(vars(first), vars(second))
+        compare: Any = type(first).__eq__
+        return compare is object.__eq__ or bool(first == second)
     return True

@@ -143,7 +143,7 @@ class Samples:
         # The name "transform" or "decode" is for the message if a value is None.
         return self.sample_map.values_by_field(self.last_function, records, samples)
 
-    def probe_sample(self, first: Request, other: Request, /) -> Fields:
+    def probe_sample(self, first: Request, second: Request, /) -> Fields:
         """Return the sample of the request `first`, after checking the user's functions with it.
 
         Each of the two requests has one sample. Three steps are checked one after another:
@@ -153,7 +153,7 @@ class Samples:
         3. transform.
 
         Each step is run for `first` several times, under different global random seeds: the results
-        must be equal. Then it is run for `other` once. If the function fills one buffer again and
+        must be equal. Then it is run for `second` once. If the function fills one buffer again and
         again, this overwrites the results for `first`, which is an error.
 
         Raises:
@@ -164,11 +164,11 @@ class Samples:
         # here, since all of them must do the same.
         self._mutation_checks_left = 1
         if not isinstance(self.index, Index):  # of a user's own source; an index is deterministic
-            self._probe_read(first.records, other.records)
+            self._probe_read(first.records, second.records)
         if is_own_decode(self.decode):
             sample = self._decode_one(first.records)
         else:
-            records = first.records, other.records
+            records = first.records, second.records
             sample = call_repeatedly("decode", self._decode_one, *records, times=3)
             if hasattr(self.decode, "writes"):
                 self._probe_in_place_decode(*records, sample)
@@ -181,18 +181,18 @@ class Samples:
             return self._transform([decoded], request, self.table_rows(request))[0]
 
         if self.transform is not None:  # 16 times: a rare random choice must show
-            sample = call_repeatedly("transform", transform, first, other, times=16)
+            sample = call_repeatedly("transform", transform, first, second, times=16)
         # `last_function`, the name "decode" or "transform", is for the message of an error.
         check_values(self.index, self.last_function, int(first.records[0]), sample)
         return sample
 
-    def _probe_read(self, first: Int64s, other: Int64s) -> None:
+    def _probe_read(self, first: Int64s, second: Int64s) -> None:
         """Check that a source's reads are repeatable, and do not return one buffer for two records.
 
-        `first` and `other` are arrays of one record id. `call_repeatedly` reads `first` several
-        times, and then `other` once. At last, both are read alone and together: a source that fills
-        one buffer for all records returns the values of the last record for both when they are read
-        together, but the right values when each is read alone.
+        `first` and `second` are arrays of one record id. `call_repeatedly` reads `first` several
+        times, and then `second` once. At last, both are read alone and together: a source that
+        fills one buffer for all records returns the values of the last record for both when they
+        are read together, but the right values when each is read alone.
 
         Raises:
             ValueError: repeated reads of `first` differ, or the source fills one buffer.
@@ -203,16 +203,16 @@ class Samples:
             return self._read_samples(records)[0]
 
         item = self.index.describe(int(first[0]))
-        call_repeatedly("read", read, first, other, times=_PROBE_READS, input_name=item)
+        call_repeatedly("read", read, first, second, times=_PROBE_READS, input_name=item)
         with suppress(LoaderError, OSError):  # raised again when the record's batch is made
-            first_alone, other_alone = array_copy(read(first)), array_copy(read(other))
-            first_of_both, other_of_both = self._read_samples(np.concatenate([first, other]))
+            first_alone, second_alone = array_copy(read(first)), array_copy(read(second))
+            first_of_both, second_of_both = self._read_samples(np.concatenate([first, second]))
             for name in first_of_both:
-                equal_together = bitwise_equal(first_of_both[name], other_of_both[name])
-                if equal_together and not bitwise_equal(first_alone[name], other_alone[name]):
+                equal_together = bitwise_equal(first_of_both[name], second_of_both[name])
+                if equal_together and not bitwise_equal(first_alone[name], second_alone[name]):
                     raise buffer_error("read", name)
 
-    def _probe_in_place_decode(self, first: Int64s, other: Int64s, sample: Fields) -> None:
+    def _probe_in_place_decode(self, first: Int64s, second: Int64s, sample: Fields) -> None:
         """Check that the user's `decode.into` returns the same sample as decode.
 
         `sample` is what decode has returned for record first[0]. `decode.into(stored, arrays)` also
@@ -221,7 +221,7 @@ class Samples:
         written differs from `sample` at least once.
 
         Raises:
-            ValueError: a result differs from `sample`, or is changed by the call for other[0].
+            ValueError: a result differs from `sample`, or is changed by the call for second[0].
         """
         decode: Any = self.decode
 
@@ -235,7 +235,7 @@ class Samples:
         for fill in (0, 1):
             decode_filled = partial(decode_into_arrays, fill)
             # The result for `first` of several calls, which must be equal.
-            result = call_repeatedly("decode", decode_filled, first, other, times=3)
+            result = call_repeatedly("decode", decode_filled, first, second, times=3)
             if not bitwise_equal(result, sample):
                 advice = f"write every element of {list(decode.writes)}, or leave `writes` out"
                 raise ValueError(f"decode.into returned another sample than decode: {advice}")

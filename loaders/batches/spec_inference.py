@@ -93,10 +93,10 @@ def _probe_first_sample(feed: FeedConfig) -> Mapping[str, Any]:
     Raises:
         ValueError: repeated calls of decode or transform return different results.
     """
-    first, other = probe_requests(feed)
+    first, second = probe_requests(feed)
     with closing(reader_of(feed.index)) as reader:
         samples = Samples(PreparedFeed(feed, spec={}), reader)  # the spec is not known yet
-        return samples.probe_sample(first, other)
+        return samples.probe_sample(first, second)
 
 
 def _spec_of_first_sample(feed: FeedConfig) -> dict[str, FieldSpec]:

@@ -269,8 +269,8 @@ class HeaderReader:
 
     def _not_tar_error(self, block: bytes) -> DataCorruptionError | None:
         """Return the error for a file that starts like a file of another format; else None."""
-        other = identify(block) if self.position == 0 and not is_tar(block) else None
-        return other and self._error(f"not a tar archive: {other[0]}", advice=other[1])
+        found = identify(block) if self.position == 0 and not is_tar(block) else None
+        return found and self._error(f"not a tar archive: {found[0]}", advice=found[1])
 
     def _unsupported_error(self, kind: bytes, start: int) -> DataCorruptionError:
         """Return the error for a valid member whose data are not one range of bytes."""

@@ -160,9 +160,9 @@ class Location:
         base = f"{root.key}/" if root.key else ""
         return self.key[len(base) :] if self.key.startswith(base) else None
 
-    def shares_host(self, other: Location, /) -> bool:
+    def shares_host(self, location: Location, /) -> bool:
         """Return whether both URLs are of the same host, or of the same bucket."""
-        return bool(self.host) and (self.scheme, self.host) == (other.scheme, other.host)
+        return bool(self.host) and (self.scheme, self.host) == (location.scheme, location.host)
 
 
 def parse_location(path: str | os.PathLike[str], /) -> Root:

@@ -179,8 +179,8 @@ class Schedules(dict[tuple[int, int], Schedule]):
         return Schedules, ()
 
 
-def sharded_as(sampler: BatchStream, other: BatchStream, /) -> BatchStream:
-    """Return the part of `sampler`, which draws for all ranks, for the rank that `other` has."""
-    stream = sampler.shard(other.rank, other.world_size)
-    stream.sharded = other.sharded
+def sharded_as(sampler: BatchStream, template: BatchStream, /) -> BatchStream:
+    """Return the part of `sampler`, which draws for all ranks, for the rank that `template` has."""
+    stream = sampler.shard(template.rank, template.world_size)
+    stream.sharded = template.sharded
     return stream
