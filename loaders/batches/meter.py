@@ -122,7 +122,7 @@ class Meter:
             self._num_batches = 0
             self._start_time = self._last_batch_time = perf_counter_ns()
             # When each batch was made, by step, until the loop receives the batch.
-            self._made_at: dict[int, int] = {}
+            self._ready_at: dict[int, int] = {}
             self._next_step = step  # of the batch that the loop receives next
             # How long batches were ready before the loop asked for them, how long the loop waited,
             # and the number of steps in which waiting took more than a tenth of the time.
@@ -161,7 +161,7 @@ class Meter:
         now = perf_counter_ns()
         with self._lock:
             if self._measures_loop:
-                self._made_at.update(dict.fromkeys(range(step, step + num_steps), now))
+                self._ready_at.update(dict.fromkeys(range(step, step + num_steps), now))
             else:
                 self._num_batches += num_steps
                 self._last_batch_time = now
@@ -174,14 +174,14 @@ class Meter:
         """
         with self._lock:
             stages, self._stages = self._stages, Counter()
-            self._made_at.clear()  # no loop in this process receives batches, which would do it
+            self._ready_at.clear()  # no loop in this process receives batches, which would do it
             return StageTimes(stages, ready_at=perf_counter_ns())
 
     def add(self, step: int, times: StageTimes) -> None:
         """Add the times of the batch of a step that a worker process has made."""
         with self._lock:
             self._stages.update(times.stages)
-            self._made_at[step] = times.ready_at
+            self._ready_at[step] = times.ready_at
 
     def received(self, requested: int) -> None:
         """Record that the loop has just received a batch, which it requested at `requested`.
@@ -192,7 +192,7 @@ class Meter:
         """
         now = perf_counter_ns()
         with self._lock:
-            ready_since = max(self._made_at.pop(self._next_step, now), self._last_batch_time)
+            ready_since = max(self._ready_at.pop(self._next_step, now), self._last_batch_time)
             self._total_ready += max(0, requested - ready_since)
             waiting = now - requested
             self._total_waiting += waiting
