@@ -150,9 +150,9 @@ class IndexStats:
             if first_shards.keys() == {"bytes", "bytes_list"}:
                 mixed.add(name)
             elif len(first_shards) > 1:
-                places = [f"{kind} in {shard}" for kind, shard in sorted(first_shards.items())]
+                locations = [f"{kind} in {shard}" for kind, shard in sorted(first_shards.items())]
                 raise ValueError(
-                    f"feature {name!r} is {' and '.join(places)}: write it as one kind in all "
+                    f"feature {name!r} is {' and '.join(locations)}: write it as one kind in all "
                     "shards, or leave it out with fields= (--field)"
                 )
         return mixed
