@@ -25,7 +25,7 @@ ADVISE_IMPORTABLE = (
 
 
 class LoaderError(Exception):
-    """Say what went wrong, with the place in the data and one line of advice.
+    """Say what went wrong, with the location in the data and one line of advice.
 
     Each argument is an attribute too. None means "not known" or "does not apply".
 
@@ -72,7 +72,7 @@ class LoaderError(Exception):
         self.advice = self.usual if advice is None else advice
 
     def __str__(self) -> str:
-        """Return the problem and, a line each, the places and values that are known."""
+        """Return the problem and, a line each, the locations and values that are known."""
         facts = {
             "path": self.path,
             "byte offset": self.offset,

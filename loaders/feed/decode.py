@@ -308,7 +308,7 @@ class DecodeImage:
     def _decode_jpeg(self, data: bytes, orientation: int, slot: Array | None) -> Array | None:
         """Decode a JPEG by simplejpeg, at a fraction of its size if `reducing_gap` allows it.
 
-        There are three places for the pixels:
+        The pixels are written to one of three arrays:
 
         - `slot`, a row of the batch's array, if it has the shape and dtype of the decoded image,
           and the caller will not turn the image (by its EXIF `orientation`) or resize it;

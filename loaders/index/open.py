@@ -40,11 +40,11 @@ def open_index(
 
     Args:
         path: the index folder, or its URL.
-        root: what shard paths are relative to. The default is the folder, or the place in a store,
+        root: what shard paths are relative to. The default is the folder, or the URL prefix,
             that holds the index folder. If the first shard does not lie there, the index may lead
             to the URL that it was built with: to the host or the bucket of the index itself, or to
-            a place that TWINFEED_ROOTS in the environment allows (URLs with spaces or newlines
-            between them, each with all that lies below). Any other place is refused, and the error
+            a URL that TWINFEED_ROOTS in the environment allows (URLs with spaces or newlines
+            between them, each with all that lies below). Any other URL is refused, and the error
             has the `root` to give.
         digest: the `Index.digest`, for an index from somebody else. Get the digest in a way that
             you trust. A checksum is no signature: whoever can write the index can write checksums
@@ -95,7 +95,7 @@ def open_without_checks(
     """Open the index at a path or URL, without checking the shards.
 
     `root` is the folder or URL of the shards. If it is None, the shards are looked for in two
-    places: where the index is, and at the URL where they were when the index was built.
+    locations: beside the index, and at the URL where they were when the index was built.
     """
     if cache is None and is_url(os.fspath(path)):
         cache = cache_of_environment()

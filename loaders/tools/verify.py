@@ -219,7 +219,7 @@ class _ShardScan:
         half_samples: the numbers of bad records that are a part of a tar sample. Its members (the
             files of one sample) should follow one another, but other members lie between them.
         offsets, record_numbers: two arrays of the same length. Record `record_numbers[i]` of the
-            shard, or a part of it, starts at byte `offsets[i]`. -1 is a place without a record.
+            shard, or a part of it, starts at byte `offsets[i]`. -1 marks bytes of no record.
         previous_end: the end of the last record; None after a bad record, whose end is not known.
     """
 
