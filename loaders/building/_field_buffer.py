@@ -1,4 +1,4 @@
-"""A buffer of the byte ranges of a field in a block of records, and of its numeric values."""
+"""A buffer of the byte ranges of a field in a record batch, and of its numeric values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CACHE_ITEMS = 1 << 16  # of a cache of decoded lists
 
 
 class FieldBuffer:
-    """The location of a field in each record of the current block, and its values if numeric.
+    """The location of a field in each record of a record batch, and its values if numeric.
 
     - `rows` has three integers for each record, one after another: the byte offset of the field (or
       the number of its file, if the field is a whole file), its length, and the CRC-32C of its
       bytes. A record without the field has `MISSING_ROW`.
     - `values` has the numbers of each record, as long as the field can be a column: every record
-      has `column_width` numbers. `num_decoded` counts the records with values, over all blocks.
-    - `max_offset` and `max_length` are over all blocks.
+      has `column_width` numbers. `num_decoded` counts the records with values, over all batches.
+    - `max_offset` and `max_length` are over all batches.
     - `kind` is that of `Range`, and `first_record` the first record with the field, for errors.
     """
 
@@ -39,28 +39,28 @@ class FieldBuffer:
         self.max_offset = self.max_length = self.column_width = self.num_decoded = 0
         self.can_be_column = kind not in ("bytes", "bytes_list")
         self.decode = lru_cache(_CACHE_ITEMS)(partial(decode_list, kind))
-        self.start_block()
+        self.clear()
 
-    def start_block(self) -> None:
-        """Remove the rows and values of the last block."""
+    def clear(self) -> None:
+        """Remove the rows and values, to start the next batch."""
         self.rows = array("q")
         self.values: list[Array] = []
 
     def add(self, index: int, range_: Range, offset_or_file: int) -> None:
-        """Add the field of a record, which has this index in the block.
+        """Add the field of a record, which has this index in the batch.
 
         `offset_or_file` is the byte offset of the field in the shard, or the number of its file if
-        the field is a whole file. Earlier records of the block that are not added lack the field.
+        the field is a whole file. Earlier records of the batch that are not added lack the field.
         """
         self.add_missing_rows(index)
         self.rows.extend((offset_or_file, range_.length, crc32c(range_.data)))
         self.add_values([range_.data])
 
     def add_chunk(self, index: int, chunk: RecordChunk, starts: Int64s, stops: Int64s) -> None:
-        """Add the field of several records of a chunk; the first has this index in the block.
+        """Add the field of several records of a chunk; the first has this index in the batch.
 
         The bytes of the field are `[starts, stops)` of the chunk's data, one range for each record.
-        Earlier records of the block that are not added lack the field.
+        Earlier records of the batch that are not added lack the field.
         """
         self.add_missing_rows(index)
         offsets, lengths = starts + chunk.offset, stops - starts  # offsets in the shard
@@ -94,13 +94,13 @@ class FieldBuffer:
         self.rows.extend(MISSING_ROW * (num_records - num_rows))
 
     def arrays(self, number: int, num_records: int, *, whole_files: bool) -> dict[str, Array]:
-        """Return the arrays of the current block of records, for the field with this `number` N.
+        """Return the arrays of the current batch, for the field with this `number` N.
 
         - `rows-N` says where the field is in each record: its offset, length and CRC. If fields are
           whole files (`whole_files`), a row has the number of the file in place of the offset.
         - `values-N` has the numbers of each record, if all records have equally many.
         """
-        self.add_missing_rows(num_records)  # for the last records of the block
+        self.add_missing_rows(num_records)  # for the last records of the batch
         arrays: dict[str, Array] = {f"rows-{number}": self.row_array(whole_files=whole_files)}
         if self.can_be_column and len(self.values) == num_records:  # no record lacks the field
             values = np.concatenate(self.values)
@@ -108,7 +108,7 @@ class FieldBuffer:
         return arrays
 
     def row_array(self, *, whole_files: bool) -> Array:
-        """Return the rows of the block, (offset or file, length, CRC), and update the maxima.
+        """Return the rows of the batch, (offset or file, length, CRC), and update the maxima.
 
         `self.rows` has three integers for each record, one after another. The array has the
         narrowest dtype for the largest values of all blocks so far.

@@ -1,6 +1,6 @@
 """Merge the parts of all shards into one index: first their totals, then their arrays.
 
-Arrays are read and written a block of records at a time.
+Arrays are read and written a record batch at a time.
 
 Memory grows with the number of shards, fields and classes, not with the number of records. Only a
 table of labels and its keys are loaded as a whole.
@@ -22,7 +22,7 @@ from twinfeed.loaders.building._classes import (
     write_class_order,
 )
 from twinfeed.loaders.building._part_stats import IndexStats
-from twinfeed.loaders.building._parts import Block, ShardPart, damaged_part, load_part
+from twinfeed.loaders.building._parts import RecordBatch, ShardPart, damaged_part, load_part
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, integer_type, row_type
@@ -43,7 +43,7 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
         with explain_full_disk(path):
             for file in stats.part_files:
                 try:
-                    merger.add(load_part(file, check=False))  # reading a block checks its CRC
+                    merger.add(load_part(file, check=False))  # reading a batch checks its CRC
                 except (IndexError, KeyError) as error:  # its statistics name a missing array
                     raise damaged_part(file) from error
             content = merger.finish()
@@ -106,9 +106,9 @@ class _StringWriter:
         self.text = store.new(f"{name}-text", "u1", (num_bytes,))
         self.ends = store.new(f"{name}-ends", integer_type(num_bytes), (num_strings,))
 
-    def write(self, block: Block) -> None:
-        """Write the strings of a block, whose ends count from the beginning of the block."""
-        text, ends = block.arrays[f"{self.name}-text"], block.arrays[f"{self.name}-ends"]
+    def write(self, batch: RecordBatch) -> None:
+        """Write the strings of a record batch, whose ends count from the beginning of the batch."""
+        text, ends = batch.arrays[f"{self.name}-text"], batch.arrays[f"{self.name}-ends"]
         self.text.add(text)
         self.ends.add(ends.astype(np.int64) + self.num_written)
         self.num_written += len(text)
@@ -194,7 +194,7 @@ class _IndexMerger:
     def add(self, part: ShardPart) -> None:
         """Append the arrays of a part, which is the result of scanning one shard, to the index.
 
-        A part is read in blocks of consecutive records. Each block has, where they apply:
+        A part is read in record batches. Each has, where they apply:
 
         - `keys-text` and `keys-ends`: the keys of all records in one text, and the end of each key;
         - `files-text` and `files-ends`: the paths of loose files in the same form;
@@ -202,7 +202,7 @@ class _IndexMerger:
         - `values-N`: the numbers of a field that is a column of the index. N is the number of the
           field in this part;
         - `rows-N`: the location of any other field in each record. It is missing if no record of
-          the block has the field.
+          the batch has the field.
         """
         field_numbers = {name: number for number, name in enumerate(part.fields)}
         # A label name has one number in the part, another in the vocabulary of all parts, and a
@@ -210,23 +210,23 @@ class _IndexMerger:
         # ["cow", "dog", "cat"], and the classes ["cat", "cow", "dog"]:
         vocabulary_indices = self.stats.vocabulary.add(part.label_names)  # [1, 2]
         class_of_part_name = self.class_indices[vocabulary_indices]  # [2, 0]
-        for block in part.blocks():
+        for batch in part.batches():
             for strings in self.string_writers:  # of keys, and of paths of loose files
-                if f"{strings.name}-ends" in block.arrays:
-                    strings.write(block)
-            if "names" in block.arrays:  # label names, as indices into `part.label_names`
-                self.column_writers["label"].write(class_of_part_name[block.arrays["names"]])
-            elif "labels" in block.arrays:  # integers, which are class indices
-                self.column_writers["label"].write(block.arrays["labels"])
+                if f"{strings.name}-ends" in batch.arrays:
+                    strings.write(batch)
+            if "names" in batch.arrays:  # label names, as indices into `part.label_names`
+                self.column_writers["label"].write(class_of_part_name[batch.arrays["names"]])
+            elif "labels" in batch.arrays:  # integers, which are class indices
+                self.column_writers["label"].write(batch.arrays["labels"])
             for name, writer in self.column_writers.items():
                 if name in field_numbers:
-                    values = block.arrays[f"values-{field_numbers[name]}"]
-                    writer.write(values.reshape(block.num_records, *writer.file.shape[1:]))
+                    values = batch.arrays[f"values-{field_numbers[name]}"]
+                    writer.write(values.reshape(batch.num_records, *writer.file.shape[1:]))
             for name, writer in self.field_writers.items():
-                # None if no record of the block has the field, or of the whole part, which then has
+                # None if no record of the batch has the field, or of the whole part, which then has
                 # no number for it: there is no array "rows-None".
-                rows = block.arrays.get(f"rows-{field_numbers.get(name)}")
-                self.add_rows(writer, rows, block.num_records)
+                rows = batch.arrays.get(f"rows-{field_numbers.get(name)}")
+                self.add_rows(writer, rows, batch.num_records)
         self.num_earlier_files += part.num_files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, num_records: int) -> None:

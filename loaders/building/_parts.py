@@ -1,8 +1,8 @@
 """Parts: a part is a file with the arrays and statistics of one shard, before the merge.
 
-A part is a zip. It has a file `NUMBER/NAME.npy` for each array of each block, where a block is
-consecutive records of the shard, and last the statistics of the shard as JSON. At most one block
-is in memory. A zip has a CRC of each file, and its directory at the end, so damage and truncation
+A part is a zip. It has a file `NUMBER/NAME.npy` for each array of each record batch (consecutive
+records of the shard), and last the statistics of the shard as JSON. At most one record batch is
+in memory. A zip has a CRC of each file, and its directory at the end, so damage and truncation
 are found.
 """
 
@@ -29,7 +29,7 @@ from twinfeed.loaders.support.regular import open_file
 _STATS_FILE = "facts.json"
 
 
-class Block(NamedTuple):
+class RecordBatch(NamedTuple):
     """Consecutive records of a shard: how many they are, and their arrays by name.
 
     - `rows-N`: the location of field N in each record, see `row_type`; `values-N`: its values.
@@ -68,12 +68,12 @@ class ShardPart:
     - `is_incomplete`: whether the shard is unreadable from a bad record on, which is left out with
       all records after it.
     - `mixed_features` are the bytes features with one value in some records, several in others.
-    - `block_arrays` has for each block its number of records, and the names of its arrays.
+    - `block_arrays` has for each record batch its number of records, and the names of its arrays.
     - `string_sizes` has for "keys", and for "files" (the paths of loose files), the number of
       strings and of their bytes.
     - `first_labels` says for errors where the first label of each kind, "integers" or "names", is.
-    - `label_names` are the different label names. The blocks have indices into this list. None
-      means a record without a label.
+    - `label_names` are the different label names. The record batches have indices into this list.
+      None means a record without a label.
     """
 
     options: IndexOptions
@@ -116,12 +116,13 @@ class ShardPart:
         except Exception:  # damage can raise any error
             return None
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of records with their arrays; raise IndexFormatError for damage."""
+    def batches(self) -> Iterator[RecordBatch]:
+        """Yield the record batches with their arrays; raise IndexFormatError for damage."""
         try:
-            with open_file(self.file) as data, np.load(data) as arrays:  # checks CRCs
+            with open_file(self.file) as data, np.load(data) as archive:  # checks CRCs
                 for number, (num_records, names) in enumerate(self.block_arrays):
-                    yield Block(num_records, {name: arrays[f"{number}/{name}"] for name in names})
+                    arrays = {name: archive[f"{number}/{name}"] for name in names}
+                    yield RecordBatch(num_records, arrays)
         except Exception as error:
             raise damaged_part(self.file) from error
 
@@ -162,7 +163,7 @@ class PartFile:
         self.block_arrays: list[tuple[int, list[str]]] = []
 
     def add(self, num_records: int, arrays: Mapping[str, Array], /) -> None:
-        """Write a block of records, with its arrays by name."""
+        """Write a record batch, with its arrays by name."""
         for name, array in arrays.items():
             with self.zip.open(f"{len(self.block_arrays)}/{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
@@ -171,7 +172,7 @@ class PartFile:
     def finish(self, part: ShardPart, /) -> None:
         """Write the statistics of the part as JSON, and rename the file to its final name.
 
-        `block_arrays` lists the arrays of each block of records that was written.
+        `block_arrays` lists the arrays of each record batch that was written.
         """
         part.block_arrays = self.block_arrays
         # "file" is left empty, since `ShardPart.load` sets it to the file that it reads.

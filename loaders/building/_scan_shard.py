@@ -39,8 +39,8 @@ from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.regular import open_file
 
-BLOCK_FIELDS = 1 << 16
-"""The approximate size of a block of a part: the number of fields of its records together."""
+BATCH_FIELDS = 1 << 16
+"""The approximate size of a record batch: the number of fields of its records together."""
 
 _CACHE_ITEMS = 1 << 16  # of a cache of labels
 _MAX_CACHED_BYTES = 64  # of the text of a cached label
@@ -130,10 +130,10 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
 
 
 class ShardScanner:
-    """Write the records of a shard to the blocks of its part.
+    """Write the records of a shard to the record batches of its part.
 
-    Records are added to a block in memory (`keys`, `files`, `labels`, and a `FieldBuffer` for each
-    field), which is written when it has about `BLOCK_FIELDS` fields.
+    Records are added to a batch in memory (`keys`, `files`, `labels`, and a `FieldBuffer` for each
+    field), which is written when it has about `BATCH_FIELDS` fields.
 
     - `wanted_keys`: records with other keys are skipped; None for no such limit.
     - `wanted_fields`: each field's name in the index, and the names that it may have in a record.
@@ -156,17 +156,17 @@ class ShardScanner:
         self.buffers: dict[str, FieldBuffer] = {}
         self.vocabulary = Vocabulary()
         self.cached_labels = defaultdict[str, dict[bytes | str, Label | None]](dict)
-        self.start_block()
+        self.start_batch()
 
-    def start_block(self) -> None:
-        """Start the next block, without records."""
+    def start_batch(self) -> None:
+        """Start the next batch, without records."""
         self.num_records = self.num_fields = 0
         self.keys: list[str] = []
         self.files: list[str] = []
         self.labels: list[Label | None] = []
 
     def add(self, record: Record) -> None:
-        """Add a record to the block; skip it if its key is not wanted.
+        """Add a record to the batch; skip it if its key is not wanted.
 
         A record that lacks a field or the label is skipped too, or raises DataCorruptionError, as
         the option `missing` says.
@@ -189,7 +189,7 @@ class ShardScanner:
         self.finish_records(1, len(fields))
 
     def add_chunk(self, chunk: RecordChunk) -> None:
-        """Add the records of a chunk, which all have the same fields, to the block.
+        """Add the records of a chunk, which all have the same fields, to the batch.
 
         They are added as arrays, without a Python object for each record. The comments show a chunk
         of 3 records, of which the second has no label and is skipped.
@@ -231,7 +231,7 @@ class ShardScanner:
         self.finish_records(len(kept), len(fields))
 
     def add_labels(self, chunk: RecordChunk) -> Iterator[int]:
-        """Add the label of each record of a chunk to the block, and yield the index of the record.
+        """Add the label of each record of a chunk to the batch, and yield the index of the record.
 
         If the second of 3 records lacks a label and is skipped, 0 and 2 are yielded. The caller may
         check the fields of a record between two labels.
@@ -264,14 +264,14 @@ class ShardScanner:
                 yield index
 
     def finish_records(self, num_records: int, num_fields: int) -> None:
-        """Count records that were added, with `num_fields` fields each; write the block if full."""
+        """Count records that were added, with `num_fields` fields each; write the batch if full."""
         self.num_records += num_records
         self.num_fields += num_records * (1 + num_fields)  # the key and label count as one field
-        if self.num_fields >= BLOCK_FIELDS:
-            self.write_block()
+        if self.num_fields >= BATCH_FIELDS:
+            self.write_batch()
 
     def add_label(self, record: Record) -> bool:
-        """Add the label of a record to the block; return False if the record must be skipped.
+        """Add the label of a record to the batch; return False if the record must be skipped.
 
         What happens to a record without a label depends on two options:
 
@@ -344,7 +344,7 @@ class ShardScanner:
         self.part.num_skipped += 1
 
     def add_field(self, name: str, range_: Range, first_file_number: int, number: int) -> None:
-        """Add a field of a record to the block.
+        """Add a field of a record to the batch.
 
         A field of a shard is located by its byte offset. If the records are loose files, each field
         is a whole file, and is located by the number of this file among all files of the job.
@@ -407,18 +407,18 @@ class ShardScanner:
             data = os.pread(file.fileno(), prefix_length, start) + range_.data
         return Range("bytes_list", start, len(data), data, range_.file_number)
 
-    def write_block(self) -> None:
-        """Write the current block to the part's file, add it to the statistics, start the next.
+    def write_batch(self) -> None:
+        """Write the current batch to the part's file, add it to the statistics, start the next.
 
-        A block is the records that were added since the last call. It is written as named arrays:
-        where each field is in each record ("rows-0", "values-0", …), the keys, the paths of loose
-        files, and the labels. A part is the file with all blocks of a shard.
+        It has the records that were added since the last call. It is written as named arrays: where
+        each field is in each record ("rows-0", "values-0", …), the keys, the paths of loose files,
+        and the labels. A part is the file with all batches of a shard.
         """
         part, arrays = self.part, dict[str, Array]()
         for number, buffer in enumerate(self.buffers.values()):
             if buffer.rows:
                 arrays |= buffer.arrays(number, self.num_records, whole_files=self.whole_files)
-                buffer.start_block()
+                buffer.clear()
         for name, strings in (("keys", self.keys), ("files", self.files)):
             if strings:
                 column = StringColumn.of(strings)
@@ -429,10 +429,10 @@ class ShardScanner:
             arrays |= self.label_arrays()
         self.part_file.add(self.num_records, arrays)
         part.num_records += self.num_records
-        self.start_block()
+        self.start_batch()
 
     def label_arrays(self) -> dict[str, Array]:
-        """Return the labels of the block as an array, in a dict with the name of the array.
+        """Return the labels of the batch as an array, in a dict with the name of the array.
 
         1. The labels are names, such as ["dog", None, "dog"]: the array "names" has the index of
            each in the vocabulary of this shard, [0, 1, 0]. None, for a record without a label, has
@@ -448,9 +448,9 @@ class ShardScanner:
         return {"labels": np.array(self.labels, np.int64)}
 
     def finish(self) -> None:
-        """Write the last block, unless it is empty, and the statistics of the part."""
+        """Write the last batch, unless it is empty, and the statistics of the part."""
         if self.num_records:
-            self.write_block()
+            self.write_batch()
         part = self.part
         part.label_names = self.vocabulary.names
         part.fields = {name: buf.stats(part.num_records) for name, buf in self.buffers.items()}

@@ -48,7 +48,7 @@ def peak(work: Callable[[], Any]) -> int:
 
 
 def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100) -> Path:
-    """The part of a shard that was never there: a field, keys and labels, in blocks of 1,000."""
+    """The part of a shard that was never there: a field, keys and labels, in batches of 1,000."""
     (folder / "a.tar").touch()
     options = IndexOptions(container="tar", label_from="field", label="cls")
     file = folder / f"{records:032x}.part"
@@ -84,8 +84,8 @@ def test_merge_memory_does_not_grow_with_records(
 
     merge(few)  # what the first use alone needs
     least = peak(lambda: merge(few))
-    blocks = (200_000 - 50_000) // 1000  # each has entries in the directory of the zip
-    assert peak(lambda: merge(many)) < least + 7000 * blocks
+    batches = (200_000 - 50_000) // 1000  # each has entries in the directory of the zip
+    assert peak(lambda: merge(many)) < least + 7000 * batches
     index = open_index(tmp_path / "x.index")
     assert len(index) == 200_000
     order = ClassOrder(index.labels)
@@ -97,7 +97,7 @@ def test_merge_memory_does_not_grow_with_records(
 def test_scan_memory_does_not_grow_with_shard_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_scan_shard, "BLOCK_FIELDS", 1000)
+    monkeypatch.setattr(_scan_shard, "BATCH_FIELDS", 1000)
     peaks = []
     monkeypatch.setattr(tfrecord, "CHUNK_BYTES", 10_000)
     for records in (1000, 2000, 16_000):
