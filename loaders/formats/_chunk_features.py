@@ -1,8 +1,8 @@
 """Find the features of many serialized `tf.train.Example`s at once, if all have one layout.
 
-The layout is that of `canonical_spans` in features.py. Besides, all messages have the same features
-in the same order, and each list is a single value, or numbers that are packed together. Each step
-reads a tag, a length or a name of all messages, by numpy.
+The layout is that of `canonical_ranges` in features.py. Besides, all messages have the same
+features in the same order, and each list is a single value, or numbers that are packed together.
+Each step reads a tag, a length or a name of all messages, by numpy.
 """
 
 from __future__ import annotations

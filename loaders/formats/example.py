@@ -35,12 +35,12 @@ from twinfeed.loaders.formats.features import (
     TAG_2,
     TAG_3,
     WIRE_TYPES,
-    Span,
-    any_layout_spans,
-    canonical_spans,
+    ListRange,
+    any_layout_ranges,
+    canonical_ranges,
     check_is_example,
     check_numbers,
-    feature_list_spans,
+    feature_list_ranges,
     list_values,
 )
 from twinfeed.loaders.formats.records import Range
@@ -68,10 +68,10 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
         DataCorruptionError: the message is malformed.
     """
     try:
-        spans = _feature_spans(data)
-        if len(data) > LIMITS.name_bytes and max(map(len, spans), default=0) > LIMITS.name_bytes:
+        ranges = _list_ranges(data)
+        if len(data) > LIMITS.name_bytes and max(map(len, ranges), default=0) > LIMITS.name_bytes:
             raise WireError(f"a feature's name of more than {LIMITS.name_bytes} characters", 0)
-        return {name: _feature_range(data, base, *span) for name, span in spans.items()}
+        return {name: _feature_range(data, base, *range_) for name, range_ in ranges.items()}
     except WireError as error:
         raise _corrupt(error, base) from None
 
@@ -87,14 +87,14 @@ def parse_sequence(data: bytes, /) -> tuple[dict[str, Values], dict[str, list[Va
         DataCorruptionError: the message is malformed.
     """
     try:
-        context: Mapping[str, Span | None] | None = canonical_spans(data)
-        lists: dict[str, list[Span | None]] = {}
+        context: Mapping[str, ListRange | None] | None = canonical_ranges(data)
+        lists: dict[str, list[ListRange | None]] = {}
         if context is None:
-            context, lists = any_layout_spans(data, sequence=True), feature_list_spans(data)
+            context, lists = any_layout_ranges(data, sequence=True), feature_list_ranges(data)
             check_is_example(data, context, lists)
         return (
-            {name: _values_at(data, span) for name, span in context.items() if span},
-            {name: [_values_at(data, span) for span in steps] for name, steps in lists.items()},
+            {name: _values_at(data, range_) for name, range_ in context.items() if range_},
+            {name: [_values_at(data, range_) for range_ in steps] for name, steps in lists.items()},
         )
     except WireError as error:
         raise DataCorruptionError(
@@ -193,24 +193,24 @@ def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> 
     return Range(kind, base + start, stop - start, data[start:stop])
 
 
-def _feature_spans(data: bytes) -> dict[str, Span]:
+def _list_ranges(data: bytes) -> dict[str, ListRange]:
     """Map the name of each feature that has a list of values to where this list is.
 
-    A span is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop).
+    A range is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop).
     """
     # The fast path parses the one layout that all usual writers produce.
-    spans = canonical_spans(data)
-    if spans is None:  # another layout: the slow path parses any layout that protobuf allows
-        # The span of a feature without a list is None, and is left out below.
-        spans_or_none = any_layout_spans(data)
-        check_is_example(data, spans_or_none)
-        spans = {name: span for name, span in spans_or_none.items() if span}
-    return spans
+    ranges = canonical_ranges(data)
+    if ranges is None:  # another layout: the slow path parses any layout that protobuf allows
+        # The range of a feature without a list is None, and is left out below.
+        ranges_or_none = any_layout_ranges(data)
+        check_is_example(data, ranges_or_none)
+        ranges = {name: range_ for name, range_ in ranges_or_none.items() if range_}
+    return ranges
 
 
-def _values_at(data: bytes, span: Span | None) -> Values:
-    """Return the values of the list message at a span (kind, start, stop); [] without a list."""
-    return [] if span is None else _parse_list(span[0], data[span[1] : span[2]])
+def _values_at(data: bytes, range_: ListRange | None) -> Values:
+    """Return the values of the list message at a range (kind, start, stop); [] without a list."""
+    return [] if range_ is None else _parse_list(range_[0], data[range_[1] : range_[2]])
 
 
 def _parse_list(kind: str, data: bytes) -> Values:

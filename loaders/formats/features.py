@@ -2,8 +2,8 @@
 
 The message is `Example{1: Features{1: map<string, Feature{1: BytesList | 2: FloatList | 3:
 Int64List}>}}`. All usual writers produce one layout, where each message exactly fills the message
-around it. `canonical_spans` parses this layout in one loop, and returns None for any other.
-`any_layout_spans` parses any layout by proto3's rules, slowly.
+around it. `canonical_ranges` parses this layout in one loop, and returns None for any other.
+`any_layout_ranges` parses any layout by proto3's rules, slowly.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ TAG_1, TAG_2, TAG_3 = 1 << 3 | LEN, 2 << 3 | LEN, 3 << 3 | LEN  # of fields 1 to
 _FEATURES, _FEATURE_LISTS, _ENTRY, _KEY, _VALUE, _FEATURE = 1, 2, 1, 1, 2, 1  # field numbers
 
 ByteRange = tuple[int, int]  # a range of bytes: (start, stop)
-Span = tuple[str, int, int]
-"""The byte range of a feature's values: (kind, start, stop), such as ("int64_list", 14, 17).
+ListRange = tuple[str, int, int]
+"""The byte range of a feature's list of values: (kind, start, stop), as ("int64_list", 14, 17).
 
 The bytes [start, stop) are the content of a BytesList, FloatList or Int64List message."""
 
 
-def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
+def canonical_ranges(data: bytes, /) -> dict[str, ListRange] | None:
     """Map the name of each feature of an Example to where its list of values is; None if the layout
     is unusual.
 
-    A span is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop) of a
+    A range is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop) of a
     BytesList, FloatList or Int64List message.
 
     The canonical layout, which all usual writers produce, is `Features`, in which each map entry is
     a short key and a `Feature` of one list, and each message fills the message around it. Nearly
     all lengths are one byte; if the byte is above 127, the length is read as a varint.
     """
-    spans: dict[str, Span] = {}
+    ranges: dict[str, ListRange] = {}
     size = len(data)
     try:
         length, at = read_varint32(data, 1, size)
@@ -60,7 +60,7 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
             return None
         for _ in range(LIMITS.features):
             if at >= size:
-                return spans
+                return ranges
             tag, length, at = data[at], data[at + 1], at + 2  # of the map entry
             if length > 127:
                 length, at = read_varint32(data, at - 1, size)
@@ -69,7 +69,7 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
             if tag != TAG_1 or data[at] != TAG_1 or data[at + 1] > 127 or end > size:
                 return None
             name = data[at + 2 : value].decode()
-            if name in spans:
+            if name in ranges:
                 return None
             tag, length, at = data[value], data[value + 1], value + 2  # of the Feature
             if length > 127:
@@ -81,11 +81,11 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
                 length, at = read_varint32(data, at - 1, size)
             if at + length != end:
                 return None
-            spans[name] = (kind, at, end)
+            ranges[name] = (kind, at, end)
             at = end
     except (IndexError, KeyError, UnicodeDecodeError, WireError):
         return None
-    return spans if at == size else None
+    return ranges if at == size else None
 
 
 def list_values(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -128,45 +128,45 @@ def check_numbers(kind: str, data: bytes, wire_type: int, start: int, stop: int)
             raise WireError("a varint does not end", start)
 
 
-def any_layout_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Span | None]:
+def any_layout_ranges(data: bytes, /, *, sequence: bool = False) -> dict[str, ListRange | None]:
     """Map the name of each feature of an Example to where its list of values is.
 
-    A span is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop) of a
+    A range is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop) of a
     BytesList, FloatList or Int64List message. It is None for an empty Feature, without a list.
 
-    This parses any layout that proto3 allows, and takes longer than `canonical_spans`, which parses
-    only the usual layout. With `sequence`, `data` is a SequenceExample, which has the features of
+    This parses any layout that proto3 allows. `canonical_ranges` is faster, and parses only the
+    usual layout. With `sequence`, `data` is a SequenceExample, which has the features of
     its context, beside its feature lists.
     """
-    spans: dict[str, Span | None] = {}
+    ranges: dict[str, ListRange | None] = {}
     for name, feature_ranges in _map_entries(data, _FEATURES, sequence=sequence):
-        span = None
+        list_range = None
         for start, stop in feature_ranges:  # usually one; proto3 merges several
-            span = _list_span(data, start, stop, merge_with=span)
-        spans.pop(name, None)  # if a name occurs twice, the last feature counts
+            list_range = _list_range(data, start, stop, merge_with=list_range)
+        ranges.pop(name, None)  # if a name occurs twice, the last feature counts
         if feature_ranges:  # empty if the map has the name alone: this is not a feature
-            spans[name] = span
-    return spans
+            ranges[name] = list_range
+    return ranges
 
 
-def feature_list_spans(data: bytes, /) -> dict[str, list[Span | None]]:
+def feature_list_ranges(data: bytes, /) -> dict[str, list[ListRange | None]]:
     """Map the name of each feature list of a `tf.train.SequenceExample` to its steps.
 
-    A step, for example a frame of a video, is a Feature. Its span is (kind, start, stop), such as
+    A step, for example a frame of a video, is a Feature. Its range is (kind, start, stop), such as
     ("bytes_list", 14, 90), for the bytes [start, stop) of its list of values. It is None for an
     empty Feature. The layout of the message is `SequenceExample{1: Features context, 2:
     FeatureLists{1: map<string, FeatureList{1: repeated Feature}>}}`.
     """
-    lists: dict[str, list[Span | None]] = {}
-    for name, list_ranges in _map_entries(data, _FEATURE_LISTS, sequence=True):
+    lists: dict[str, list[ListRange | None]] = {}
+    for name, message_ranges in _map_entries(data, _FEATURE_LISTS, sequence=True):
         # usually one FeatureList; proto3 merges several
-        step_ranges = _field_ranges(data, list_ranges, _FEATURE)
-        steps = [_list_span(data, start, stop) for start, stop in step_ranges]
+        step_ranges = _field_ranges(data, message_ranges, _FEATURE)
+        steps = [_list_range(data, start, stop) for start, stop in step_ranges]
         if len(steps) > LIMITS.values:
-            raise WireError(f"a list of more than {LIMITS.values} steps", list_ranges[0][0])
-        if not steps and any(stop > start for start, stop in list_ranges):
-            raise WireError("a feature list has bytes but no Feature", list_ranges[0][0])
-        if list_ranges:  # empty for a name without a FeatureList, which is ignored
+            raise WireError(f"a list of more than {LIMITS.values} steps", message_ranges[0][0])
+        if not steps and any(stop > start for start, stop in message_ranges):
+            raise WireError("a feature list has bytes but no Feature", message_ranges[0][0])
+        if message_ranges:  # empty for a name without a FeatureList, which is ignored
             lists[name] = steps
     return lists
 
@@ -236,7 +236,9 @@ def _field_ranges(data: bytes, messages: Iterable[ByteRange], number: int) -> It
                 yield value_start, value_stop
 
 
-def _list_span(data: bytes, start: int, stop: int, merge_with: Span | None = None) -> Span | None:
+def _list_range(
+    data: bytes, start: int, stop: int, merge_with: ListRange | None = None
+) -> ListRange | None:
     """Return where the list of values in the Feature data[start:stop] is; None if it is empty.
 
     The result is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop)
@@ -246,14 +248,14 @@ def _list_span(data: bytes, start: int, stop: int, merge_with: Span | None = Non
     the messages before this one: it is returned if this message has no list. Two lists, whose
     values would have to be joined, are an error.
     """
-    span = merge_with
+    list_range = merge_with
     for number, wire_type, list_start, list_stop in fields(data, start, stop):
         if number in KINDS and wire_type == LEN:
-            if span is not None:
+            if list_range is not None:
                 raise WireError("a feature has several lists", list_start)
-            span = KINDS[number], list_start, list_stop
+            list_range = KINDS[number], list_start, list_stop
             for _ in list_values(KINDS[number], data, list_start, list_stop):
                 pass  # the iterator checks each value
-    if span is None and stop > start:
+    if list_range is None and stop > start:
         raise WireError("a feature has bytes but no list", start)
-    return span
+    return list_range

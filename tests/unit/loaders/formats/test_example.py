@@ -245,17 +245,17 @@ def test_broken_messages_are_accepted_where_tensorflow_accepts() -> None:
     assert agreed > 150
 
 
-def test_canonical_spans_equal_any_layout_spans() -> None:
+def test_canonical_ranges_equal_any_layout_ranges() -> None:
     taken = 0
     for seed in range(2000):
         rng = random.Random(seed)
         data = message({"image": ("bytes_list", [rng.randbytes(200)]), "x": ("int64_list", [5])})
         data = mutated(rng, data) if seed % 4 else data
-        found = _features.canonical_spans(data)
+        found = _features.canonical_ranges(data)
         if found is not None:
             taken += 1
             try:
-                expected = _features.any_layout_spans(data)
+                expected = _features.any_layout_ranges(data)
             except WireError:  # in the numbers, which are looked at later on the fast path
                 with pytest.raises(DataCorruptionError):
                     locate(data)
