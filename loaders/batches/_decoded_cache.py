@@ -17,7 +17,7 @@ from twinfeed.loaders.support.array_types import Int64s
 Decode = Callable[[Int64s], Sequence[Fields]]
 """A function from record ids to their decoded samples."""
 
-# The largest number of coming requests that one call of `get` takes from `look_ahead`'s iterator.
+# The largest number of coming requests that one call of `get` takes from its iterator.
 _MAX_SEARCHED = 64
 
 
@@ -38,8 +38,8 @@ class DecodedCache:
         self._images: dict[int, Fields] = {}  # by record id
         self._next_position: tuple[int, int] | None = None  # (epoch, step) of the next batch
         self._lock = Lock()
-        # `look_ahead` decodes the images of coming requests on a pool of threads. The images that a
-        # request will add to the cache are one task of the pool.
+        # After `start_decoding`, a pool of threads decodes images of coming requests. The images
+        # that a request will add to the cache are one task of the pool.
         self._pool: ThreadPoolExecutor | None = None
         self._min_pending = 0
         self._coming_requests: Iterator[Request] = iter(())
@@ -56,7 +56,7 @@ class DecodedCache:
         """Pickle without the images and the threads."""
         return DecodedCache, (self._last_use + 1, self._decode)
 
-    def look_ahead(self, requests: Iterator[Request], /, *, threads: int) -> None:
+    def start_decoding(self, requests: Iterator[Request], /, *, threads: int) -> None:
         """Decode the images of coming requests on threads, before `get` is called for them.
 
         `requests` begins with the request of the next batch. At least `threads` images that no

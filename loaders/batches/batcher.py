@@ -175,7 +175,7 @@ class Batcher(Closing):
         if self.samples.cache is not None and threads:
             # Only the transform uses seeds, and it does not run ahead.
             coming_requests = requests(schedule, epoch, start, seeds=False)
-            self.samples.cache.look_ahead(coming_requests, threads=threads)
+            self.samples.cache.start_decoding(coming_requests, threads=threads)
 
     def close(self) -> None:
         """End the threads, drop the cache, and close the reader unless it is shared."""

@@ -157,8 +157,8 @@ def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
     no_rows = [tf.zeros([0, *(length or 0 for length in spec.shape)], spec.dtype) for spec in specs]
     missing_chunks = tf.data.Dataset.from_tensors(tuple(no_rows)).repeat()
     missing_chunks = missing_chunks.map(lambda *chunk: declare(chunk))
-    chunks_ahead = -(-prefetch // source.batches_per_call)  # rounded up
-    chunks = _passes_of(source).flat_map(chunks_of).prefetch(chunks_ahead)
+    num_prefetched = -(-prefetch // source.batches_per_call)  # rounded up
+    chunks = _passes_of(source).flat_map(chunks_of).prefetch(num_prefetched)
     batches = _unbatch(chunks.concatenate(missing_chunks).take(num_chunks))
     return batches.take(source.steps).map(restore)
 

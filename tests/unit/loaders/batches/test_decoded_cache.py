@@ -93,7 +93,7 @@ def test_cache_holds_few_more_images_than_live(
         return decode(records)
 
     plain, cache = DecodedCache(reuse, decode), DecodedCache(reuse, noted)
-    cache.look_ahead(requests(Schedule(sampler), 1, start), threads=threads)
+    cache.start_decoding(requests(Schedule(sampler), 1, start), threads=threads)
     for request in requests(Schedule(sampler), 1, start):
         assert cache.get(request) == plain.get(request)
         assert len(decoded) - cache.decodes <= threads - 1 + sampler.batch_size
@@ -109,7 +109,7 @@ def test_cache_holds_at_most_one_extra_image_per_thread() -> None:
     coming = requests(Schedule(sampler), 0)
     new = [len(set(b.records) - set(a.records)) for a, b in pairwise(coming)]
     assert max(new) == 1
-    cache.look_ahead(requests(Schedule(sampler), 0), threads=2)
+    cache.start_decoding(requests(Schedule(sampler), 0), threads=2)
     for request in requests(Schedule(sampler), 0):
         cache.get(request)
     cache.close()
@@ -127,7 +127,7 @@ def test_image_is_decoded_before_its_batch_is_requested() -> None:
 
     cache = DecodedCache(1, noted)
     coming = [asked((0, step), [step], 0) for step in range(9)]
-    cache.look_ahead(iter(coming), threads=2)
+    cache.start_decoding(iter(coming), threads=2)
     for request in coming[:2]:
         cache.get(request)
     assert third.wait(60)
@@ -144,7 +144,7 @@ def test_search_for_next_image_is_bounded() -> None:
             yield asked((0, drawn), [4], min(drawn, 1))
 
     cache = DecodedCache(10**9, decode)
-    cache.look_ahead(coming(), threads=1)
+    cache.start_decoding(coming(), threads=1)
     cache.get(asked((0, 0), [4], 0))
     assert drawn < 1000
     cache.close()
