@@ -33,8 +33,8 @@ class Network:
     - `buffer_bytes`: the maximum number of bytes prefetched and not yet used, per reader. Blocks in
       use come on top.
     - `part_bytes`: longer ranges are requested in parts of this size.
-    - `patience`: the retry budget: how long all pauses between the retries of a request may take
-      together, in seconds. TWINFEED_PATIENCE in the environment overrides this.
+    - `retry_seconds`: the retry budget: how long all pauses between the retries of a request may
+      take together. TWINFEED_PATIENCE in the environment overrides this.
     - `first_pause`, `longest_pause`: the pause between two attempts, in seconds, which doubles at
       each retry, with jitter: up to half of each pause is subtracted.
     - `request_seconds`: the timeout of a request for a range.
@@ -46,7 +46,7 @@ class Network:
     in_flight: int = 1 << 28
     buffer_bytes: int = 1 << 29
     part_bytes: int = 1 << 23
-    patience: float = 6.0
+    retry_seconds: float = 6.0
     first_pause: float = 0.2
     longest_pause: float = 10.0
     request_seconds: float = 60.0
@@ -121,14 +121,14 @@ def with_retries(url: str, requested: str, call: Callable[[], _Result], /) -> _R
 def retry_budget() -> float:
     """Return how long all pauses between the retries of a request may take together, in seconds.
 
-    This is the value of TWINFEED_PATIENCE in the environment, or else `NETWORK.patience`.
+    This is the value of TWINFEED_PATIENCE in the environment, or else `NETWORK.retry_seconds`.
 
     Raises:
         ValueError: the variable is not a number of seconds.
     """
     text = os.environ.get(PATIENCE)
     try:
-        seconds = float(text) if text else NETWORK.patience
+        seconds = float(text) if text else NETWORK.retry_seconds
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:

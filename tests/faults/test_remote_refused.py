@@ -101,7 +101,7 @@ def world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(open_store, "_stores", {})
-    use(made, patience=0.09)
+    use(made, retry_seconds=0.09)
     return made
 
 
@@ -130,11 +130,11 @@ def read(fate: int | str | None = None, **changes: float) -> Call:
 
 
 def header(name: str, value: str | None) -> Call:
-    return lambda w: (w.server.headers.update({name: value}), read(patience=60)(w))
+    return lambda w: (w.server.headers.update({name: value}), read(retry_seconds=60)(w))
 
 
 def redirected(to: str) -> Call:
-    return lambda w: (w.server.moved.update({f"/{w.shard}": w.at(to)}), read(patience=0)(w))
+    return lambda w: (w.server.moved.update({f"/{w.shard}": w.at(to)}), read(retry_seconds=0)(w))
 
 
 def changing(w: World) -> object:
@@ -162,7 +162,7 @@ def answered(place: str, **variables: str | None) -> Call:
     """In a store whose answer has the status that the bucket is named after."""
 
     def call(w: World) -> object:
-        use(w, patience=0)
+        use(w, retry_seconds=0)
         at = {"AWS_ENDPOINT_URL": w.answers, **variables}
         return under(built(place) if "*" in place else opened(place), **at)(w)
 
@@ -245,10 +245,10 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     (read(404), GONE, "data-0000", 1),
     (read("whole"), LoaderError, "does not support range requests", 1),
     *(
-        (read(fate, patience=0.03), LoaderError, r"bytes \d+ to \d+\n.*\(3 attempts in", 3)
+        (read(fate, retry_seconds=0.03), LoaderError, r"bytes \d+ to \d+\n.*\(3 attempts in", 3)
         for fate in (500, 429, "reset", "short")
     ),
-    (read("hang", patience=0.01, request_seconds=0.3), LoaderError, "Time.*2 attempts", 2),
+    (read("hang", retry_seconds=0.01, request_seconds=0.3), LoaderError, "Time.*2 attempts", 2),
     *(
         (under(read(503), TWINFEED_PATIENCE=patience), LoaderError, "TWINFEED_PATIENCE", attempts)
         for patience, attempts in (("0", 1), ("0.03", 3), ("0.06", 5))

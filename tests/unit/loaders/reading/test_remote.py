@@ -48,7 +48,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def short_pauses(network: Callable[..., None]) -> None:
-    network(first_pause=0.01, longest_pause=0.02, patience=0.09)
+    network(first_pause=0.01, longest_pause=0.02, retry_seconds=0.09)
 
 
 def large(folder: Path, *, shards: int, records: int, size: int) -> Index:
@@ -195,7 +195,7 @@ def test_range_that_failed_in_prefetch_is_requested_again(
     tmp_path: Path, server: RangeServer, network: Callable[..., None]
 ) -> None:
     """After an outage a loader goes on, and does not raise old errors one by one."""
-    network(patience=0)
+    network(retry_seconds=0)
     index = large(tmp_path, shards=1, records=8, size=1000)
     server.fail = lambda _path, _start: 503
     with Reader(at(server, index)) as reader, Reader(index) as local:
