@@ -482,8 +482,8 @@ class ResumeCallback(keras.callbacks.Callback):
         # The model's variables are restored now, and the metrics' when `fit` starts its first
         # epoch. `fit` creates the metrics' variables only later, in its first step. An exception is
         # a model under a `tf.distribute` strategy: there it creates them before the epoch.
-        lacks_metrics = len(model.metrics_variables) < len(checkpoint.state["metrics"])
-        if not model.built or (lacks_metrics and not _has_strategy(model)):
+        misses_metrics = len(model.metrics_variables) < len(checkpoint.state["metrics"])
+        if not model.built or (misses_metrics and not _has_strategy(model)):
             data = _fit_data(self.loader, arrange, None)
             with self.loader.external_passes.peek():  # reading does not move the loader's position
                 model.evaluate(data, steps=1, verbose=0)  # creates the variables
