@@ -73,7 +73,7 @@ class LoaderError(Exception):
 
     def __str__(self) -> str:
         """Return the problem and, a line each, the locations and values that are known."""
-        facts = {
+        details = {
             "path": self.path,
             "byte offset": self.offset,
             "record": self.record,
@@ -82,7 +82,7 @@ class LoaderError(Exception):
             "found": self.found,
             "what to do": self.advice,
         }
-        known = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
+        known = [f"  {name}: {value}" for name, value in details.items() if value is not None]
         lines = "\n".join([self.problem, *known]).split("\n")
         # Names and values come from files, and may have escape sequences that a terminal obeys.
         return "\n".join(map(printable, lines))

@@ -116,10 +116,10 @@ def plot_mixing(
         column[0].set_title(name)
         if classes is not None:
             plot_order(column[1], classes[diagnosis.order])
-        facts = [f"moves records {diagnosis.displacement.ratio:.0%} as far as uniform"]
+        lines = [f"moves records {diagnosis.displacement.ratio:.0%} as far as uniform"]
         for group, measure in diagnosis.distinct.items():
-            facts.append(f"{measure.value:.1f} {group} a batch, uniform {measure.uniform:.1f}")
-        text = ["position in the epoch", "", *facts, *costs.get(name, [])]
+            lines.append(f"{measure.value:.1f} {group} a batch, uniform {measure.uniform:.1f}")
+        text = ["position in the epoch", "", *lines, *costs.get(name, [])]
         column[-1].set_xlabel("\n".join(text))
     for axes, quantity in zip(grid[:, 0], ("record number", "class"), strict=False):
         axes.set_ylabel(quantity)

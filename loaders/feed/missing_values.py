@@ -74,8 +74,8 @@ def _missing_counts(index: Source) -> Mapping[str, int]:
     """Return, for each field, the number of records that are known to lack it."""
     if isinstance(index, DatasetSource):
         return index.num_missing
-    # With missing="empty", the index gives an empty value for a field that a record lacks: no
-    # record counts as lacking it. Of other sources than an index, no numbers are known.
+    # With missing="empty", the index gives an empty value for a field that a record lacks: the
+    # field is missing in no record. Of other sources than an index, no numbers are known.
     if not isinstance(index, Index) or index.options.missing == "empty":
         return {}
     return {name: field.missing for name, field in index.fields.items()}

@@ -251,13 +251,13 @@ class Ledger(Closing):
             "state": state,
         }
 
-    def _write_line(self, event: str, step: int, **facts: Any) -> int:
+    def _write_line(self, event: str, step: int, **fields: Any) -> int:
         """Append a line to the file and sync it; return the offset at which the line begins."""
         if self._ledger_fd < 0:
             self._open_files()
             self._lock_and_repair()
         time = datetime.now(UTC).isoformat(timespec="seconds")
-        line = {"ledger": LEDGER_VERSION, "event": event, "time": time, "step": step, **facts}
+        line = {"ledger": LEDGER_VERSION, "event": event, "time": time, "step": step, **fields}
         offset = os.lseek(self._ledger_fd, 0, os.SEEK_END)
         data = json.dumps(line).encode() + b"\n"
         if os.write(self._ledger_fd, data) < len(data):

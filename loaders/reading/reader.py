@@ -316,7 +316,7 @@ class Reader(Closing):
         `row` is the field's row in the index, and `found` are the bytes that were read.
         """
         is_file = self.index.container == "files"
-        facts: dict[str, Any] = {
+        details: dict[str, Any] = {
             "path": f"{self.index.root}/{self.index.files[int(row['file'])]}",
             "offset": None if is_file else int(row["offset"]),
             "record": self.index.location(record)[1],
@@ -330,7 +330,7 @@ class Reader(Closing):
                 expected=f"{row['length']} bytes",
                 found=f"{len(found)} bytes",
                 advice=f"restore the shard, or {REBUILD}",
-                **facts,
+                **details,
             )
         return DataCorruptionError(
             f"corrupted bytes in {field}",
@@ -338,5 +338,5 @@ class Reader(Closing):
             found=f"{crc32c(found):#010x}",
             advice="restore the shard, or leave bad records out: twinfeed verify --bad-list FILE, "
             "then twinfeed index --exclude FILE (in Python exclude=)",
-            **facts,
+            **details,
         )

@@ -48,7 +48,7 @@ class Plan:
         batches: batches of an epoch.
         samples: ids of an epoch, without padding.
         requests: ranges requested in an epoch.
-        read_bytes: the bytes of these ranges. A disk cache of remote shards reads whole pieces.
+        read_bytes: the bytes of these ranges. A disk cache of remote shards reads whole chunks.
         used_bytes: the bytes of the fields that batches take.
         memory_bytes: the memory needed so that nothing is read twice: for the open blocks, and for
             what is prefetched. It is page cache, or with `remote` the process's own.
