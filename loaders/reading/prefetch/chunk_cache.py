@@ -90,7 +90,7 @@ class ChunkCache:
             self._uses_key = plan.schedule, fields, is_prefetched
             chunks_of = partial(self._find_chunks, fields)
             self._uses = NextUses(plan.schedule.all_ranks, chunks_of, prefetched=is_prefetched)
-        self._eviction.advance(self._uses, step, self._cached_chunks)
+        self._eviction.set_step(self._uses, step, self._cached_chunks)
 
     def _cached_chunks(self) -> Iterator[int]:
         """Yield the numbers of the chunks of this index that are in the cache."""

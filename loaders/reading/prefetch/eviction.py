@@ -143,7 +143,7 @@ def _sorted_unique(keys: Int64s) -> Int64s:
 class Eviction:
     """Choose the entries that a disk cache evicts. Thread-safe.
 
-    Before `advance` is called, the future uses are not known: the least recently used entries are
+    Before `set_step` is called, the future uses are not known: the least recently used entries are
     evicted. After that, entries of other data sets that were not read for an hour are evicted
     first, and then the chunks used furthest in the future (Belady's algorithm). An entry is named
     f"{digest}-{number}", and `digests` has the digests of this data set.
@@ -160,7 +160,7 @@ class Eviction:
         self._furthest: list[tuple[int, int]] = []
         self._soonest: list[tuple[int, int]] = []
 
-    def advance(self, uses: NextUses, step: int, cached: Callable[[], Iterable[int]], /) -> None:
+    def set_step(self, uses: NextUses, step: int, cached: Callable[[], Iterable[int]], /) -> None:
         """Set the step that is read now, and update the next use of each cached chunk.
 
         To make room, the cache evicts the chunk that is used furthest in the future. So
