@@ -270,7 +270,8 @@ class _ChosenSamples(SampleLoader):
             raise RuntimeError("each worker would read all pipelines: set num_workers=0")
         iterators = [iter(pipeline) for pipeline in self._pipelines]
         if self._replay:
-            for iterator, count in zip(iterators, self._choices.drawn(epoch, start), strict=True):
+            counts = self._choices.counts_before(epoch, start)
+            for iterator, count in zip(iterators, counts, strict=True):
                 next(islice(iterator, count, count), None)  # called to advance by `count` samples
         batches = chain.from_iterable(self._choices.chunks(epoch, start, len(self)))
         for step, pipeline_numbers in enumerate(batches, start):

@@ -40,7 +40,7 @@ class Choices:
         # no function from ids to sources is needed.
         self._schedule = groups or Schedule(sampler)
         self._to_sources = np.asarray if groups else _source_function(sampler, sources, source)
-        # The last result of `drawn`, and the (epoch, step) that it was for.
+        # The last result of `counts_before`, and the (epoch, step) that it was for.
         self._draw_counts = (0, 0), np.zeros(sources, np.int64)
 
     def source_numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
@@ -63,7 +63,7 @@ class Choices:
         for first, last in growing_ranges(start, stop, steps_per_draw(self.sampler.batch_size)):
             yield self.source_numbers(epoch, first, last)
 
-    def drawn(self, epoch: int, step: int) -> Int64s:
+    def counts_before(self, epoch: int, step: int) -> Int64s:
         """Return how often each source was drawn before a position, int64[sources].
 
         The count continues from the position of the last call, unless that position is later.
@@ -153,7 +153,7 @@ class Selector(Loader[Int64s]):
         All epochs before the position count. To count them, the sampler draws its stream again, at
         some millions of ids a second.
         """
-        return self.choices.drawn(self.epoch, self.step)
+        return self.choices.counts_before(self.epoch, self.step)
 
     def _start_pass(self, epoch: int, start: int) -> Generator[Int64s, None, None]:
         yield from chain.from_iterable(self.choices.chunks(epoch, start, len(self)))

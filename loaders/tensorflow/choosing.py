@@ -326,7 +326,7 @@ class ElementSource(ChoiceSource):
     def counts_before_pass(self, pass_state: Int64s) -> Int64s:
         """Return the number of elements drawn from each dataset before a pass, int64[datasets]."""
         state = PassState.unpack(pass_state)
-        return self.choices.drawn(state.epoch, state.start)
+        return self.choices.counts_before(state.epoch, state.start)
 
     def raise_ended(self, pass_state: Int64s, step: np.int64, length: np.int64) -> None:
         """Raise ValueError that names the dataset that ran out of elements.
