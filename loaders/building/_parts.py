@@ -155,7 +155,7 @@ def damaged_part(file: Path, /) -> IndexFormatError:
 
 
 class PartFile:
-    """Write a part to a temporary file, which `finish` renames to the part's own name."""
+    """Write a part to a temporary file, which `publish` renames to the part's own name."""
 
     def __init__(self, file: Path, /) -> None:
         self.file = file
@@ -169,7 +169,7 @@ class PartFile:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
         self.block_arrays.append((num_records, list(arrays)))
 
-    def finish(self, part: ShardPart, /) -> None:
+    def publish(self, part: ShardPart, /) -> None:
         """Write the statistics of the part as JSON, and rename the file to its final name.
 
         `block_arrays` lists the arrays of each record batch that was written.
@@ -185,7 +185,7 @@ class PartFile:
 
 @contextmanager
 def new_part(file: Path, /) -> Iterator[PartFile]:
-    """Yield a writer to a temporary file beside `file`. It is removed if it was not finished."""
+    """Yield a writer to a temporary file beside `file`. It is removed unless it was published."""
     with explain_full_disk(file.parent):
         out = PartFile(temporary_name(file))
         try:
