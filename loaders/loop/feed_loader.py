@@ -146,7 +146,7 @@ class FeedLoader(Loader[B]):
             error.add_note(f"'the state' is the loader's: batches may differ from step {step} on")
             raise
         prepare_feed(feed)  # raises what is wrong with the feed before anything changes
-        self.schedules.change(sampler, step)
+        self.schedules.replace_samplers(sampler, step)
         self.feed, self._sampler, self._cursor.stream = feed, feed.sampler, feed.sampler
         if self._ledger is not None:
             self._ledger.changed(feed, step)

@@ -27,7 +27,7 @@ class Schedule:
     Any step may be requested at any time, by several threads at once, since passes of frameworks
     coexist, run out of order and start again. A step that is not cached is drawn again.
 
-    `change` replaces the sampler from a step on.
+    `replace_sampler` replaces the sampler from a step on.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
@@ -42,7 +42,7 @@ class Schedule:
         self._num_ids = 0  # of all cached chunks
         self._all_ranks: Schedule | None = None
         self._lock = PerProcess(Lock)
-        self.committed = 0  # `change` must not change a step before this one, over all epochs
+        self.committed = 0  # `replace_sampler` must not change a global step before this one
 
     def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
         """Pickle without the cached batches."""
@@ -62,15 +62,15 @@ class Schedule:
     def commit(self, step: int, /) -> BatchStream:
         """Mark a step as used, and return the sampler that draws it.
 
-        After that, `change` raises an error if it would change the batch of this step or of an
-        earlier one. The step is counted over all epochs.
+        After that, `replace_sampler` raises an error if it would change the batch of this step or
+        of an earlier one.
         """
         with self._lock():
             if step >= self.committed:
                 self.committed = step + 1
             return self.sampler
 
-    def change(self, sampler: BatchStream, step: int, /) -> None:
+    def replace_sampler(self, sampler: BatchStream, step: int, /) -> None:
         """Replace the sampler from a step on, counted over all epochs.
 
         Args:
@@ -91,7 +91,7 @@ class Schedule:
             self._chunks.clear()  # the cached batches
             self._num_ids = 0  # that are cached
             if self._all_ranks is not None:  # the schedule of which this rank's batches are slices
-                self._all_ranks.change(sampler, step)
+                self._all_ranks.replace_sampler(sampler, step)
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
         """Return the batches of ids of the steps [start, stop) of an epoch, a list of int64[batch].
@@ -165,14 +165,14 @@ class Schedules(dict[tuple[int, int], Schedule]):
         rank = sampler.rank, sampler.world_size
         return self.get(rank) or self.setdefault(rank, Schedule(sampler))
 
-    def change(self, sampler: BatchStream, step: int, /) -> None:
+    def replace_samplers(self, sampler: BatchStream, step: int, /) -> None:
         """Replace the sampler of each schedule, from a step on.
 
         `sampler` draws the batches of all ranks. Each schedule gets the part of its rank. The step
         is counted over all epochs.
         """
         for schedule in list(self.values()):
-            schedule.change(sampler, step)
+            schedule.replace_sampler(sampler, step)
 
     def __reduce__(self) -> tuple[type[Schedules], tuple[()]]:
         """Pickle without the schedules."""

@@ -73,14 +73,14 @@ def test_change_applies_from_its_step_unless_it_is_committed() -> None:
         cached.batches(1, 0, 50)
     assert schedule.commit(59) is schedule.sampler
     for cached in (schedule, whole):
-        cached.change(new, 60)
+        cached.replace_sampler(new, 60)
     for cached, sampler in ((schedule, new.shard(1, 2)), (schedule.all_ranks, new), (whole, new)):
         found = [ids.tolist() for ids in cached.batches(1, 0, 50)]
         assert found == [ids.tolist() for ids in sampler.batches(1, 0, 50)]
     schedule.commit(60)
     sampler = schedule.sampler
     with pytest.raises(ValueError, match=r"from step 60 on comes too late.*before step 61 are"):
-        schedule.change(old, 60)
+        schedule.replace_sampler(old, 60)
     assert schedule.sampler is sampler
 
 
