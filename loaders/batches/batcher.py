@@ -58,7 +58,7 @@ class Batcher(Closing):
         self._has_padding = feed.sampler.traits.padded
         self._batch_size = max(1, feed.sampler.batch_size)
         self._steps_per_epoch = max(1, len(feed.sampler))
-        self._stored_fields = stored_fields(feed)
+        self._fields = stored_fields(feed)
         self._read_plan: ReadPlan | None = None  # what to prefetch, after `start_pass`
 
     def __call__(self, request: Request, /) -> Batch:
@@ -72,8 +72,8 @@ class Batcher(Closing):
         table_rows = self.samples.table_rows(real_request)
         try:
             with ExitStack() as stack:
-                step = request.epoch * self._steps_per_epoch + request.step
-                reading = ReadStep(self._reader, step, self._read_plan)
+                global_step = request.epoch * self._steps_per_epoch + request.step
+                reading = ReadStep(self._reader, global_step, self._read_plan)
                 # To enter requests the bytes of coming batches, which counts as reading time.
                 self.meter.timed("reading", stack.enter_context, reading)
                 values = self.samples.field_values(real_request, table_rows)
@@ -169,8 +169,8 @@ class Batcher(Closing):
             start: the step of the first batch.
             readahead: the number of bytes to prefetch, or None for the default.
         """
-        first = epoch * self._steps_per_epoch + start  # step, counted over all epochs
-        self._read_plan = plan_pass(self._reader, schedule, self._stored_fields, first, readahead)
+        global_step = epoch * self._steps_per_epoch + start
+        self._read_plan = plan_pass(self._reader, schedule, self._fields, global_step, readahead)
         threads = self.samples.sample_map.threads
         if self.samples.cache is not None and threads:
             # Only the transform uses seeds, and it does not run ahead.

@@ -134,23 +134,23 @@ class FeedLoader(Loader[B]):
         if self._sampler.evaluation:
             raise ValueError("an evaluation has no changes: only a training has a schedule")
         feed = self._changed_feed(sharded_as(sampler, self._sampler))
-        step = self.global_step + (self.lookahead or 0)
+        start = self.global_step + (self.lookahead or 0)
         if at is not None:
-            step = validate.integer("at", at, minimum=step)
+            start = validate.integer("at", at, minimum=start)
         elif self.lookahead is None:
             raise ValueError("at= must be given, as a framework draws ahead: name a later step")
-        state = self._sampler.state_at(*divmod(step, len(self)))
+        state = self._sampler.state_at(*divmod(start, len(self)))
         try:
-            feed.sampler.position_of(state)  # raises if its batches before `step` differ
+            feed.sampler.position_of(state)  # raises if its batches before `start` differ
         except StateMismatchError as error:
-            error.add_note(f"'the state' is the loader's: batches may differ from step {step} on")
+            error.add_note(f"'the state' is the loader's: batches may differ from step {start} on")
             raise
         prepare_feed(feed)  # raises what is wrong with the feed before anything changes
-        self.schedules.replace_samplers(sampler, step)
+        self.schedules.replace_samplers(sampler, start)
         self.feed, self._sampler, self._cursor.stream = feed, feed.sampler, feed.sampler
         if self._ledger is not None:
-            self._ledger.changed(feed, step)
-        return step
+            self._ledger.changed(feed, start)
+        return start
 
     def _changed_feed(self, sampler: BatchStream) -> Feed:
         """Return the feed with another sampler; raise ValueError if the loader cannot serve it."""

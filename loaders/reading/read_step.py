@@ -15,7 +15,7 @@ from twinfeed.loaders.reading.source import Reads
 def plan_pass(
     reader: Reads, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
 ) -> ReadPlan | None:
-    """Return the plan of what a pass prefetches: from step `start` to the end of its epoch.
+    """Return the plan of what a pass prefetches: from a global step to the end of its epoch.
 
     What the plan of the previous pass over the same batches has prefetched is used, if this pass
     can need it. For example, the previous pass had 100 steps, from 0 to 99:
@@ -30,7 +30,7 @@ def plan_pass(
             any other source there is no plan: return None.
         schedule: the batches of ids.
         fields: the names of the fields to read.
-        start: the first step, counted over all epochs.
+        start: the first global step.
         readahead: the bytes to prefetch, or None for the default.
     """
     if not isinstance(reader, Reader):
@@ -55,11 +55,11 @@ class ReadStep(AbstractContextManager[None]):
 
     On entering, the ranges of coming batches are requested, without waiting. On leaving, also by an
     exception, the bytes that no later batch needs are released. Without a plan (None), nothing
-    happens. The step is counted over all epochs.
+    happens.
     """
 
-    def __init__(self, reader: Reads, step: int, plan: ReadPlan | None) -> None:
-        self._reader, self._step, self._plan = reader, step, plan
+    def __init__(self, reader: Reads, global_step: int, plan: ReadPlan | None) -> None:
+        self._reader, self._global_step, self._plan = reader, global_step, plan
 
     def __enter__(self) -> None:
         """Request the ranges that the plan has next, unless another thread is doing so."""
@@ -69,12 +69,12 @@ class ReadStep(AbstractContextManager[None]):
         assert isinstance(reader, Reader)
         self._files = files = reader._files
         if isinstance(files, RemoteFiles) and files.cache is not None:
-            files.cache.advance(plan, self._step)
-        plan.step_started(self._step)
+            files.cache.advance(plan, self._global_step)
+        plan.step_started(self._global_step)
         if not plan.enabled or not plan.events_lock.acquire(blocking=False):
             return
         try:
-            for event in plan.next_events(self._step):
+            for event in plan.next_events(self._global_step):
                 if isinstance(files, RemoteFiles):
                     files.buffer.apply(event)
                 else:
@@ -88,6 +88,6 @@ class ReadStep(AbstractContextManager[None]):
         """Release the bytes that only this step and earlier ones have used."""
         if self._plan is None:
             return
-        first_needed = self._plan.step_finished(self._step)
+        first_needed = self._plan.step_finished(self._global_step)
         if isinstance(self._files, RemoteFiles):
             self._files.buffer.release_before(first_needed)

@@ -38,7 +38,7 @@ class BlockUses:
     read blocks, a block is an image or a single record. A block is open from its first use to its
     last. The last use is only known afterwards: a block is closed when the stream has had no
     sample of it for `_idle_limit` samples, and at the end of an epoch. If a closed block is
-    used again, it opens again. Steps are counted over all epochs.
+    used again, it opens again. Steps are global steps.
 
     >>> from twinfeed.samplers import BatchSampler, ShardShuffleSampler
     >>> order = ShardShuffleSampler([6], block=3, window=1, seed=0)

@@ -40,7 +40,7 @@ these records: its first chunk, its last chunk, and the position of its record a
 class NextUses:
     """The step of the next use of each chunk, as Belady's algorithm needs it: the future is known.
 
-    The uses are those of all ranks, within a window of steps. Steps are counted over all epochs.
+    The uses are those of all ranks, within a window of global steps.
 
     Each use is stored as one integer, chunk * window + step, where `window` is the number of steps
     and the step is counted from the start of the window. Sorted, these keys have the uses of a

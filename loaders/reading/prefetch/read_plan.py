@@ -26,7 +26,7 @@ FileRanges = npt.NDArray[Any]
 FILE_RANGE = np.dtype(
     [("file", "i4"), ("start", "i8"), ("stop", "i8"), ("block", "i8"), ("step", "i8")]
 )
-"""The bytes [start, stop) of a file, which the batch of `step` (counted over all epochs) reads.
+"""The bytes [start, stop) of a file, which the batch of the global step `step` reads.
 
 `block` is the first record of the block of records that the bytes belong to: later batches may read
 them too, until the last use of the block. With `NO_BLOCK`, no later batch reads them.
@@ -81,7 +81,7 @@ class ReadPlan:
 
     Consecutive epochs share a plan (`continue_at`), so that prefetching continues over the end of
     an epoch. After the last epoch, about `limit` bytes have been read that nobody uses. An
-    evaluation has no next epoch. Steps are counted over all epochs.
+    evaluation has no next epoch. Steps are global steps.
 
     Several threads may read batches of the plan (`step_started`, `step_finished`). One thread at a
     time may take events: it must have the lock `events_lock`.

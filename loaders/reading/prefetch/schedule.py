@@ -27,7 +27,7 @@ class Schedule:
     Any step may be requested at any time, by several threads at once, since passes of frameworks
     coexist, run out of order and start again. A step that is not cached is drawn again.
 
-    `replace_sampler` replaces the sampler from a step on.
+    `replace_sampler` replaces the sampler from a global step on.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
@@ -59,39 +59,40 @@ class Schedule:
             self._all_ranks = Schedule(stream)
         return self._all_ranks
 
-    def commit(self, step: int, /) -> BatchStream:
-        """Mark a step as used, and return the sampler that draws it.
+    def commit(self, global_step: int, /) -> BatchStream:
+        """Mark a global step as used, and return the sampler that draws it.
 
         After that, `replace_sampler` raises an error if it would change the batch of this step or
         of an earlier one.
         """
         with self._lock():
-            if step >= self.committed:
-                self.committed = step + 1
+            if global_step >= self.committed:
+                self.committed = global_step + 1
             return self.sampler
 
-    def replace_sampler(self, sampler: BatchStream, step: int, /) -> None:
-        """Replace the sampler from a step on, counted over all epochs.
+    def replace_sampler(self, sampler: BatchStream, global_step: int, /) -> None:
+        """Replace the sampler from a global step on.
 
         Args:
-            sampler: the new sampler, for all ranks. Before `step` it must draw the same batches.
-            step: the first step that it may draw differently.
+            sampler: the new sampler, for all ranks. Before this step it must draw the same batches.
+            global_step: the first step that it may draw differently.
 
         Raises:
             ValueError: the batch of this step or of a later one was used already: `commit` has
                 marked it.
         """
         with self._lock():
-            if self.committed > step:
+            if self.committed > global_step:
                 raise ValueError(
-                    f"a change from step {step} on comes too late, as the batches before step "
-                    f"{self.committed} are drawn already: give all ranks the same later step as at="
+                    f"a change from step {global_step} on comes too late, as the batches before "
+                    f"step {self.committed} are drawn already: give all ranks the same later step "
+                    "as at="
                 )
             self.sampler = sharded_as(sampler, self.sampler)  # for the same rank
             self._chunks.clear()  # the cached batches
             self._num_ids = 0  # that are cached
             if self._all_ranks is not None:  # the schedule of which this rank's batches are slices
-                self._all_ranks.replace_sampler(sampler, step)
+                self._all_ranks.replace_sampler(sampler, global_step)
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
         """Return the batches of ids of the steps [start, stop) of an epoch, a list of int64[batch].
@@ -106,17 +107,16 @@ class Schedule:
         return out
 
     def records(self, start: int, stop: int, /) -> tuple[Int64s, Int64s]:
-        """Return the record ids of the samples of the steps [start, stop), and the step of each.
+        """Return the record ids of the samples of global steps [start, stop), and the step of each.
 
-        Two arrays, int64[samples], without padding. Steps are counted over all epochs. For example,
-        an epoch has 10 steps: the steps [8, 12) are the steps [8, 10) of epoch 0, and [0, 2) of
-        epoch 1.
+        Two arrays, int64[samples], without padding. For example, an epoch has 10 steps: the global
+        steps [8, 12) are the steps [8, 10) of epoch 0, and [0, 2) of epoch 1.
         """
         batches: list[Int64s] = []  # of the steps from `start` on, one for each step
         steps_per_epoch = len(self.sampler)
         while start + len(batches) < stop:
-            # The next step is `start + len(batches)`, the step `first` of its epoch. Draw the steps
-            # up to `stop`, or up to the end of the epoch.
+            # The next step is `start + len(batches)`, step `first` of its epoch. Draw the steps up
+            # to `stop`, or up to the end of the epoch.
             epoch, first = divmod(start + len(batches), steps_per_epoch)
             last = min(steps_per_epoch, first + stop - start - len(batches))
             batches += self.batches(epoch, first, last)
@@ -165,14 +165,13 @@ class Schedules(dict[tuple[int, int], Schedule]):
         rank = sampler.rank, sampler.world_size
         return self.get(rank) or self.setdefault(rank, Schedule(sampler))
 
-    def replace_samplers(self, sampler: BatchStream, step: int, /) -> None:
-        """Replace the sampler of each schedule, from a step on.
+    def replace_samplers(self, sampler: BatchStream, global_step: int, /) -> None:
+        """Replace the sampler of each schedule, from a global step on.
 
-        `sampler` draws the batches of all ranks. Each schedule gets the part of its rank. The step
-        is counted over all epochs.
+        `sampler` draws the batches of all ranks. Each schedule gets the part of its rank.
         """
         for schedule in list(self.values()):
-            schedule.replace_sampler(sampler, step)
+            schedule.replace_sampler(sampler, global_step)
 
     def __reduce__(self) -> tuple[type[Schedules], tuple[()]]:
         """Pickle without the schedules."""
