@@ -1,4 +1,8 @@
-"""Evict the cached chunks that are used furthest in the future (Belady's algorithm)."""
+"""Evict the cached chunks that are used furthest in the future: Belady's algorithm.
+
+L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
+Journal 5(2), 1966.
+"""
 
 from __future__ import annotations
 
