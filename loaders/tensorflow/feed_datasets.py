@@ -28,7 +28,7 @@ from twinfeed.samplers.drawing.chunks import growing_ranges
 
 # One read of a dataset has its samples of up to 4 batches. All datasets together read at most
 # 1,024 samples (or one batch) ahead.
-_BATCHES_PER_READ, _MAX_SAMPLES_AHEAD = 4, 1 << 10
+_BATCHES_PER_READ, _MAX_PREFETCHED = 4, 1 << 10
 
 # The requests of this many ranges of steps are cached, as a rarely drawn class needs them later.
 _CACHED_RANGES = 64
@@ -177,7 +177,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         the samples of the group in the next `_BATCHES_PER_READ` batches that have any.
         """
         state, sampler = PassState.unpack(pass_state), self._feed.sampler
-        max_steps = max(1, _MAX_SAMPLES_AHEAD // max(1, sampler.batch_size))
+        max_steps = max(1, _MAX_PREFETCHED // max(1, sampler.batch_size))
         for first, stop in growing_ranges(state.start, len(sampler), max_steps):
             # One request for each batch that has samples of the group.
             group_requests = self._requests_by_group(state.epoch, first, stop).get(int(group), [])

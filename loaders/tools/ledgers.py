@@ -246,7 +246,7 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
     """
     path = path_of_rank(ledger, rank)
     # Read before the ledger, whose last range may end between the two reads.
-    begin_offset, next_step = _read_position(path)
+    range_offset, next_step = _read_position(path)
     ranges: list[StepRange] = []
     run: dict[str, Any] = {}  # the latest line that describes the run
     offset = 0  # of the line
@@ -278,7 +278,7 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
                 advice="give the ledger that a loader has written",
             ) from None
         offset += len(line) + 1
-    if begin_offset == open_offset >= 0:  # the position is of the open range
+    if range_offset == open_offset >= 0:  # the position is of the open range
         ranges[-1] = ranges[-1]._replace(stop=max(ranges[-1].start, next_step))
     return ranges
 
