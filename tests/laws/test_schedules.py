@@ -216,7 +216,7 @@ def counts(batches: list[list[int]], lengths: list[int]) -> np.ndarray:
 
 
 def test_mixture_is_exact_between_changes_and_its_samplers_continue() -> None:
-    """Counts are the sums of exact counts, and each sampler gives its records lap after lap."""
+    """Counts are the sums of exact counts, and each sampler gives its records epoch after epoch."""
     weights = {0: [3, 1, 0], 7: [1, 1, 2], 20: [0, 1, 0], 31: [5, 2, 1]}
     stream = BatchSampler(mixture(weights, num_samples=4000), batch_size=8)
     batches = drawn(stream)

@@ -315,8 +315,8 @@ def test_one_view_per_epoch_shows_each_in_turn() -> None:
         for record, view in zip(records.tolist(), views.tolist(), strict=True):
             met[record].append(view)
     for count, views in zip(counts, met, strict=True):
-        laps = np.sort(np.array(views).reshape(-1, count), axis=1)
-        assert (laps == np.arange(count)).all()
+        traversals = np.sort(np.array(views).reshape(-1, count), axis=1)
+        assert (traversals == np.arange(count)).all()
 
 
 def test_all_views_per_epoch_are_all_pairs() -> None:
@@ -336,7 +336,7 @@ def test_all_views_per_epoch_are_all_pairs() -> None:
 def test_mixture_is_exact_and_orders_run_their_own_epochs(
     lengths: list[int], data: st.DataObject, batch: int
 ) -> None:
-    """Each period of sum(weights) samples is in proportion; each stream is its order's own laps."""
+    """Each period of sum(weights) samples is in proportion, and each stream its order's epochs."""
     weights = [data.draw(st.integers(1, 4)) for _ in lengths]
     orders = [RandomSampler(n, seed=i) for i, n in enumerate(lengths)]
     mixture = MixtureSampler(orders, weights=weights, num_samples=11 * batch, seed=0)
@@ -352,11 +352,11 @@ def test_mixture_is_exact_and_orders_run_their_own_epochs(
         own = flat[which == number] - bounds[number]
         epochs = range(-(-len(own) // len(order)))
         expected = np.concatenate([order.ids(e, np.arange(len(order))) for e in epochs])
-        # The head of a lap may come in another order, so that no batch has a record twice.
+        # The head of an epoch may come in another order, so that no batch has a record twice.
         whole = len(own) // len(order) * len(order)
-        laps = [ids[:whole].reshape(-1, len(order)) for ids in (own, expected)]
-        assert np.array_equal(*(np.sort(ids, axis=1) for ids in laps))
-        changed = (laps[0] != laps[1]).any(axis=0)
+        own, expected = (ids[:whole].reshape(-1, len(order)) for ids in (own, expected))
+        assert np.array_equal(np.sort(own, axis=1), np.sort(expected, axis=1))
+        changed = (own != expected).any(axis=0)
         assert len(order) < 2 * batch or not changed[batch:].any()
 
 
@@ -467,7 +467,7 @@ def test_epochs_of_a_chosen_length_cut_the_endless_stream(last_batch: Any, lengt
     """Epoch k is batches k * n to (k + 1) * n; the order begins anew wherever an epoch ends."""
     order = RandomSampler(15, seed=3)
     whole = BatchSampler(order, batch_size=4, last_batch=last_batch)
-    endless = [ids.tolist() for lap in range(9) for ids in whole.batches(lap, 0, len(whole))]
+    endless = [ids.tolist() for epoch in range(9) for ids in whole.batches(epoch, 0, len(whole))]
     cut = BatchSampler(order, batch_size=4, last_batch=last_batch, batches_per_epoch=length)
     epochs = range(len(endless) // length)
     found = [ids.tolist() for epoch in epochs for ids in cut.batches(epoch, 0, length)]
