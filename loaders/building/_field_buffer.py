@@ -111,7 +111,7 @@ class FieldBuffer:
         """Return the rows of the batch, (offset or file, length, CRC), and update the maxima.
 
         `self.rows` has three integers for each record, one after another. The array has the
-        narrowest dtype for the largest values of all blocks so far.
+        narrowest dtype for the largest values of all batches so far.
         """
         offsets_or_files, lengths, crcs = np.frombuffer(self.rows, np.int64).reshape(-1, 3).T
         self.max_offset = max(self.max_offset, int(offsets_or_files.max()))
