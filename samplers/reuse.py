@@ -70,7 +70,8 @@ class ReuseSampler(Sampler):
         self.traits = SamplerTraits(num_ids=samples, max_cached=live, uses=reuse)
         self.seed = validate.seed(seed)
         self.parameters = {"n": n, "reuse": reuse, "live": live}
-        self._bounds, self._first_rounds = _staggered_segments(n, reuse, live)
+        self._bounds = equal_bounds(samples, live)
+        self._first_rounds = _staggered_first_rounds(self._bounds, reuse)
         self._key = root_key(self.seed, "reuse")
         self._cache: FifoCache[ShuffledRoundRobin] = FifoCache(2)
 
@@ -83,10 +84,11 @@ class ReuseSampler(Sampler):
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
         """Return this sampler, or raise ValueError if a batch could hold a record twice.
 
-        `BatchSampler` calls this for the sampler that it divides into batches. The cache holds
-        `live` records at a time. The samples come in rounds of `live` samples, which are of
-        different records. With live=4, a batch of 2 is within a round. But of batches of 3, the
-        second has the end of a round and the start of the next, which may have the same record.
+        `BatchSampler` calls this for the sampler that it divides into batches. Samples come in
+        rounds: a round has one sample of each of the `live` records that are in the cache. So a
+        batch within a round has no record twice. With live=4, batches of 2 are within rounds. Of
+        batches of 3, the second has the end of a round and the start of the next, which may have
+        the same record.
         """
         if self._live % batch_size:
             raise ValueError(
@@ -115,8 +117,8 @@ class ReuseSampler(Sampler):
             segment 0   a0  a1  a2  b0  b1  b2
             segment 1   d2  c0  c1  c2  d0  d1
 
-        Segment 1 starts with c0, but this is read in round 1, after its end. So the two segments
-        come to new records in different rounds, and few records are decoded at once.
+        Segment 1 starts with c0, which is read in round 1, and its end d2 in round 0. So a0 and c0,
+        at which records are decoded, are in different rounds.
         """
         epoch_key = derive(self._key, epoch)
         segments_key, records_key = derive(epoch_key, 0), derive(epoch_key, 1)
@@ -128,48 +130,45 @@ class ReuseSampler(Sampler):
         return permute(self.num_records, records_key, number) * self._reuse + use
 
 
-def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, Int64s]:
-    """Divide the uses of records into segments that come to new records in different rounds.
+def _staggered_first_rounds(bounds: Int64s, reuse: int) -> Int64s:
+    """Return the round that reads the start of each segment, such that few records are new at once.
 
-    Each of n records is used `reuse` times, and is decoded for its first use. The uses of all
-    records are one sequence, record after record, which is divided into segments. Each round takes
-    the next use of every segment. If all segments came to a new record in the same round, this
-    round would decode many records at once, and the next rounds none.
+    Each record is used `reuse` times. The uses of all records are one sequence, record after
+    record, and `bounds` divide it into segments. Each round reads the next use of every segment. A
+    record is decoded at its first use. If all segments started in round 0, some rounds would decode
+    many records, and the others none.
 
-    So a segment need not be read from its start: its *first round* is the round that reads its
-    start, and earlier rounds read its end. Here the records a b c d are used 3 times each, in 2
-    segments with the first rounds 0 and 1. No round has two first uses, such as a0 and c0::
+    So segments start in different rounds. Each is read cyclically: the rounds before its start read
+    its end. Here 4 records are used 3 times each. The bounds are [0, 6, 12], and the result is
+    [0, 1], so that no round has two first uses::
 
         round       0   1   2   3   4   5
         segment 0   a0  a1  a2  b0  b1  b2
         segment 1   d2  c0  c1  c2  d0  d1
-
-    Returns:
-        Where each segment starts, and where the last one stops, int64[num_segments + 1], here
-        [0, 6, 12]; and the first round of each segment, int64[num_segments], here [0, 1].
     """
-    bounds = equal_bounds(n * reuse, num_segments)  # [0, 6, 12]
     # A bound may divide the uses of a record, as of b, if 3 records are used 4 times each:
     #     a0 a1 a2 a3 b0 b1 | b2 b3 c0 c1 c2 c3
-    # Such segments are a *chain*, and have the same first round: then b2 is read right after b1.
+    # Such segments are a *chain*. They have the same first round: then the round that reads b2 is
+    # the next one after that of b1 (round 0 comes after the last).
     starts_chain = bounds[:-1] % reuse == 0  # [True, True] above, [True, False] for this chain
     chain_of_segment = np.cumsum(starts_chain) - 1  # [0, 1], or [0, 0]
-    # How many rounds pass from one first use in a chain to the next. This chain has a0 in round 0,
-    # c0 in round 2 and b0 in round 4.
-    lengths = np.diff(bounds)[starts_chain]  # of the first segment of each chain: [6, 6], or [6]
-    periods = np.gcd(lengths, reuse)  # [3, 3], or gcd(6, 4) = [2]
-    return bounds, _first_rounds(periods)[chain_of_segment]
-
-
-def _first_rounds(periods: Int64s) -> Int64s:
-    """Return the round in which each chain of segments starts, so that they take turns.
-
-    A chain that starts in round r comes to a new record in the rounds r, r + period, and so on.
-    Chains of the same period are spread evenly over it: three chains of period 6 start in the
-    rounds 0, 2 and 4. The result is int64[chains], as `periods`.
-    """
-    first_rounds = np.empty_like(periods)
-    for period in np.unique(periods):
-        chains = np.flatnonzero(periods == period)
-        first_rounds[chains] = np.arange(len(chains)) * period // len(chains)
+    # A chain has first uses at a regular period, from its first round on. Segment i of the chain
+    # starts i * length uses after the chain, so it has first uses in the rounds -i * length modulo
+    # `reuse`. For all i together, these are the multiples of gcd(length, reuse).
+    lengths = np.diff(bounds)[starts_chain]  # of the segments of each chain: [6, 6], or [6]
+    periods = np.gcd(lengths, reuse)  # [3, 3], or [2]: a0 in round 0, c0 in round 2, b0 in round 4
+    first_rounds: Int64s = _evenly_spread_offsets(periods)[chain_of_segment]
     return first_rounds
+
+
+def _evenly_spread_offsets(periods: Int64s) -> Int64s:
+    """Return an offset within each period, int64[n], spread evenly for equal periods.
+
+    Three events that happen every 6 rounds get the offsets 0, 2 and 4: the first happens in the
+    rounds 0, 6, 12 and so on, the second in the rounds 2, 8, 14 and so on.
+    """
+    offsets = np.empty_like(periods)
+    for period in np.unique(periods):
+        events = np.flatnonzero(periods == period)
+        offsets[events] = np.arange(len(events)) * period // len(events)
+    return offsets
