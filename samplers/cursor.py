@@ -48,7 +48,8 @@ class Cursor:
         self.epoch = self.step = 0
         self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
-        self._named_epoch: int | None = None  # by set_epoch; None after a pass has started
+        # The epoch that `set_epoch` was called with; None after a pass has started.
+        self._requested_epoch: int | None = None
         # The epoch of the last pass, and how many passes in a row have started at this epoch.
         self._passes_of_epoch = _NO_PASSES
 
@@ -61,7 +62,7 @@ class Cursor:
         """
         if not self._resuming and (from_start or self.stream.evaluation):
             self.step = 0
-        self._resuming, self._named_epoch = False, None
+        self._resuming, self._requested_epoch = False, None
         return self.epoch, self.step
 
     def count_pass(self, epoch: int, advice: str) -> None:
@@ -82,12 +83,16 @@ class Cursor:
                 stacklevel=4,
             )
 
-    def _warn_if_skipped(self) -> None:
-        """Warn at the first batch after a state was loaded, if the end of its epoch is skipped.
+    def _check_loaded_state(self) -> None:
+        """Warn if batches are skipped or repeated, since `set_epoch` was called after a load.
 
-        This is so if the state is of the middle of an epoch, but then another epoch was set.
+        This is called at each batch, and warns at the first one after a state was loaded. If the
+        state is of the middle of an epoch, and then another epoch was set, the remaining batches of
+        its epoch are skipped.
         """
-        epoch, step = self._loaded or (self.epoch, 0)  # step 0 if no state was loaded
+        if self._loaded is None:
+            return
+        epoch, step = self._loaded
         if step and epoch != self.epoch and not self.stream.evaluation:
             warnings.warn(
                 f"the last batches of epoch {epoch} are skipped: a state of its step {step} "
@@ -96,28 +101,28 @@ class Cursor:
                 f"(Lightning: save by ModelCheckpoint while fit runs)",
                 stacklevel=3,
             )
-        self._warn_if_repeated(self.epoch)
+        self._warn_if_repeated(self.epoch, self._loaded)
         self._loaded = None  # warn only once
 
-    def _warn_if_repeated(self, named_epoch: int | None) -> None:
-        """Warn if the loaded state was saved at the end of the epoch that `set_epoch` has named.
+    def _warn_if_repeated(self, requested_epoch: int | None, loaded: tuple[int, int]) -> None:
+        """Warn if a state was saved at the end of the epoch that `set_epoch` was called with.
 
-        A resumed loop that counts epochs does so: it trains on one epoch twice.
+        `loaded` is the position (epoch, step) of the state. At the end of epoch 2 it is (3, 0). A
+        loop that is resumed, counts epochs and calls `set_epoch(2)` trains on epoch 2 twice.
         """
-        if named_epoch is None or self.stream.evaluation:
+        if requested_epoch is None or self.stream.evaluation:
             return
-        if self._loaded == (named_epoch + 1, 0):
+        if loaded == (requested_epoch + 1, 0):
             warnings.warn(
-                f"set_epoch({named_epoch}) was called, but the loaded state was saved after the "
-                f"last batch of epoch {named_epoch}, so an epoch comes twice: resume the loop at "
-                f"epoch {named_epoch + 1}, or count steps in place of epochs",
+                f"set_epoch({requested_epoch}) was called, but the loaded state was saved after "
+                f"the last batch of epoch {requested_epoch}, so an epoch comes twice: resume the "
+                f"loop at epoch {requested_epoch + 1}, or count steps in place of epochs",
                 stacklevel=4,
             )
 
     def advance(self) -> bool:
         """Move the position to the next batch; return whether the epoch has ended."""
-        if self._loaded is not None:  # the first batch after load_state_dict
-            self._warn_if_skipped()
+        self._check_loaded_state()
         self.epoch, self.step = normalise(self.stream, self.epoch, self.step + 1)
         return self.step == 0
 
@@ -129,7 +134,8 @@ class Cursor:
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
         """Set the position to this step of an epoch; step `len(stream)` is the end of the epoch."""
         self.epoch, self.step = checked_position(self.stream, epoch, step)
-        self._loaded, self._resuming, self._passes_of_epoch = None, False, _NO_PASSES
+        self._loaded = self._requested_epoch = None
+        self._resuming, self._passes_of_epoch = False, _NO_PASSES
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the position to step 0 of an epoch.
@@ -139,7 +145,7 @@ class Cursor:
         not repeat the first batches of the epoch.
         """
         epoch = validate.integer("epoch", epoch, minimum=0, below=self.stream.max_epochs)
-        self.epoch, self.step, self._named_epoch = epoch, 0, epoch
+        self.epoch, self.step, self._requested_epoch = epoch, 0, epoch
         if self._loaded is not None and self._loaded[0] == epoch:
             self.step = self._loaded[1]
         # The caller chooses the epoch, so a repetition of it is no mistake: do not warn.
@@ -157,10 +163,11 @@ class Cursor:
         Raises:
             StateMismatchError: a state of another stream.
         """
-        self._loaded = self.stream.position_of(state)
-        self._warn_if_repeated(self._named_epoch)  # torchdata loads a state after set_epoch
-        self.epoch, self.step = self._loaded
-        self._resuming, self._named_epoch, self._passes_of_epoch = True, None, _NO_PASSES
+        position = self.stream.position_of(state)
+        # `set_epoch` may have been called before: torchdata loads a state after it.
+        self._warn_if_repeated(self._requested_epoch, loaded=position)
+        self.seek(*position)
+        self._loaded, self._resuming = position, True
 
 
 class SamplerCursor(Cursor):
@@ -180,33 +187,38 @@ class SamplerCursor(Cursor):
     def iterate(
         self, draw: Callable[[int, int], Iterator[Int64s]]
     ) -> Iterator[tuple[int, int, Int64s]]:
-        """Yield (epoch, step, ids) for each batch of one pass, and advance the cursor.
+        """Yield (epoch, step, ids) for each batch of one pass, which is one iteration.
 
-        A pass is one iteration over the sampler. `draw(epoch, step)` yields the ids of the batches
-        from this step to the end of the epoch. Nothing is drawn before the first `next`.
-
-        The pass has a position of its own. `self` is the position of the sampler, which states save
-        and where the next pass starts. It advances with the pass, until another pass is started,
-        another epoch is set or a state is loaded.
+        `draw(epoch, step)` yields the ids of the batches from this step to the end of the epoch.
+        Nothing is drawn before the first `next`. The pass starts at step 0, or at the step of a
+        state that was just loaded.
         """
-        epoch, step = self.start_pass(from_start=True)  # step 0, or that of a loaded state
-        pass_position = self._latest_pass = Cursor(self.stream)
-        pass_position.seek(epoch, step)
+        epoch, start = self.start_pass(from_start=True)
         # Warn if this is the third pass in a row over the same epoch; the text is the advice.
         self.count_pass(epoch, "use a loader of twinfeed.loaders")
+        pass_position = self._latest_pass = Cursor(self.stream)
+        pass_position.seek(epoch, start)
         try:
-            for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
+            for step, ids in enumerate(draw(epoch, start), start):
                 # Advance before the batch is yielded: a loop that takes exactly len() batches never
                 # resumes this generator.
-                pass_position.advance()
-                # `_latest_pass` is another if a pass was started or a state was loaded since.
-                if self._latest_pass is pass_position and self.epoch == epoch:
-                    self.advance()
+                self._advance_with(pass_position)
                 yield epoch, step, ids
         finally:  # also if the loop is left early
             if self._latest_pass is pass_position:
                 self._latest_pass = None
                 self.end()  # moves an evaluation back to step 0; training keeps its position
+
+    def _advance_with(self, pass_position: Cursor) -> None:
+        """Advance the position of a pass, and the sampler's position (`self`) if they are the same.
+
+        The sampler's position is where the next pass starts. It no longer advances with this pass
+        if another pass was started, another epoch was set, or a state was loaded.
+        """
+        is_same = self._latest_pass is pass_position and self.epoch == pass_position.epoch
+        pass_position.advance()
+        if is_same:
+            self.advance()
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch of the next pass (iteration over the stream), which starts at its step 0.

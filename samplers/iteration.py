@@ -138,7 +138,7 @@ class IdSamplerCursor(SamplerCursor):
         if not (is_empty or is_fixed):
             # Warn if this is the third iteration over this epoch; the text is the advice.
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
-        self._warn_if_skipped()
+        self._check_loaded_state()
 
     def state_dict(self) -> dict[str, Any]:
         self.sync()
@@ -227,7 +227,7 @@ class IdIterator(Cursor):
         """
         if self._positions is None:  # before the first id
             return self.stream.state_at(*self._sampler_cursor.next_start())
-        self.update_position()  # sets `epoch` and `step`, which ids do not move
+        self.update_position()  # `__next__` does not update `epoch` and `step`
         return self.stream.state_at(self.epoch, self.step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
