@@ -103,17 +103,14 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
 
     @property
     def drop_last(self) -> bool:
-        """True, since all batches have the same size; or raise TypeError for a trainer.
+        """True: no batch is smaller. Raise TypeError if a trainer must not distribute the batches.
 
         Accelerate and Lightning read this property of a sampler before they give each of n
-        processes every n-th batch. For some streams this would be wrong, and here is the only place
-        for an error.
+        processes every n-th batch. This is the only place for an error, if that would be wrong.
 
         Raises:
-            TypeError: `shard` was called, so the batches are slices of one rank already; batches
-                have several sizes, or n does not divide their number, so that a trainer would
-                repeat or leave out some; or this is an evaluation, in which each record must come
-                exactly once, but a trainer may repeat some.
+            TypeError: `shard` was called, batches have several sizes, n does not divide their
+                number, or this is an evaluation.
         """
         self._check_distributable(num_processes())
         return True
@@ -230,26 +227,27 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def rank_slices(self, epoch: int, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return where this rank's slice of each global batch of these steps starts and stops.
 
-        Both are int64[steps], indices into the global batch. Of global batches of 4, 4 and 2 ids,
-        rank 1 of 2 has the ids 2 and 3, 2 and 3, and 1.
+        Both are int64[steps], indices into the global batch. If batches of 3 ids are divided among
+        2 ranks, rank 1 has the slice 2 to 3 of the first batch, and 1 to 3 of the second:
 
         >>> from twinfeed.samplers import BatchSampler, SequentialSampler
-        >>> stream = BatchSampler(SequentialSampler(10), batch_size=4)
-        >>> [bounds.tolist() for bounds in stream.shard(1, 2).rank_slices(0, 0, 3)]
-        [[2, 2, 1], [4, 4, 2]]
+        >>> stream = BatchSampler(SequentialSampler(6), batch_size=3)
+        >>> [bounds.tolist() for bounds in stream.shard(1, 2).rank_slices(0, 0, 2)]
+        [[2, 1], [3, 3]]
         """
         sizes, world = self._sizes(epoch, start, stop), self.world_size
         if world == 1:
             return np.zeros_like(sizes), sizes
-        # A rank gets as many ids of a batch as if all ids were dealt to the ranks in turn. So over
-        # time all ranks get equally many. The comments are for rank 1 of 2, and batches of 3 ids:
-        #     id             0 1 2 | 3 4 5
-        #     dealt to rank  0 1 0 | 1 0 1    rank 0 gets 2 and then 1, rank 1 gets 1 and then 2
-        # How many ids there are up to each batch, and up to the end of the last.
+        # A slice has as many ids as if all ids were assigned to the ranks in turn (round-robin), so
+        # that over time all ranks get equally many. In the example:
+        #     batch      0     | 1
+        #     rank       0 1 0 | 1 0 1    rank 0 gets 2 ids and then 1, rank 1 gets 1 and then 2
+        # The number of ids before each batch, and before the end of the last.
         num_ids = np.cumsum(np.append(self._samples_before(epoch, start), sizes))  # [0, 3, 6]
-        # A slice starts after the slices of the ranks before: rank 0 gets 0, 2 and 3 of these ids.
-        slice_starts = np.diff(_num_dealt(num_ids, self.rank, world))  # [2, 1]
-        slice_stops = np.diff(_num_dealt(num_ids, self.rank + 1, world))  # [3, 3]
+        # The ids of each batch that the ranks before this one get: its slice starts after them.
+        slice_starts = np.diff(_num_assigned(num_ids, self.rank, world))  # [2, 1]
+        # The ids of each batch that the ranks up to this one get: its slice stops after them.
+        slice_stops = np.diff(_num_assigned(num_ids, self.rank + 1, world))  # [3, 3]
         return slice_starts, slice_stops
 
     def _new_cursor(self) -> SamplerCursor:
@@ -323,11 +321,11 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         return self
 
 
-def _num_dealt(num_ids: Int64s, num_ranks: int, world_size: int) -> Int64s:
-    """Return how many of the first `num_ids` ids go to the first `num_ranks` ranks, int64[n].
+def _num_assigned(num_ids: Int64s, num_ranks: int, world_size: int) -> Int64s:
+    """Return how many of the first `num_ids` ids the first `num_ranks` ranks get, int64[n].
 
-    Ids are dealt to all ranks in turn (round-robin). Of 5 ids, three ranks get 2, 2 and 1, so the
-    first two of them get 4.
+    Ids are assigned to all ranks in turn (round-robin). Of 5 ids, three ranks get 2, 2 and 1, so
+    the first two of them get 4.
     """
     per_rank, remainder = np.divmod(num_ids, world_size)
     return per_rank * num_ranks + np.minimum(remainder, num_ranks)
