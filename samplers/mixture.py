@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import gcd, lcm
 from typing import Any, SupportsIndex
 
@@ -205,25 +206,27 @@ class MixtureSampler(Sampler):
         short. `max_counts` has the most samples of each sampler in a batch, in rows.
         """
         # With 3 samples of a sampler, a batch may have 2 of one epoch and 1 of the next. So the
-        # first 3 samples of an epoch may be reordered. The last 2 must stay, since the next epoch
-        # avoids their records. So an epoch needs 3 + 2 samples.
+        # first 3 samples of an epoch may be reordered, to avoid the records of the last 2 samples
+        # of the previous epoch. These must stay where they are: so an epoch needs 3 + 2 samples.
         is_long_enough: Bools = self._lengths >= max_counts + (max_counts - 1)
-        # An inner mixture declares `repeats` only as a precaution: it can be reordered.
+        # A sampler that is itself a mixture `repeats` a record in few batches, if at all. So its
+        # start is reordered, too: this prevents most of the repeats.
         repeats = np.array([sampler.traits.repeats for sampler in self._samplers])
         is_mixture = [isinstance(sampler, MixtureSampler) for sampler in self._samplers]
         return is_long_enough & (~repeats | is_mixture)
 
     def _interleave_for(self, batch_size: int, num_steps: int) -> InterleaveSchedule:
-        """Return the order in which samplers take turns: an endless sequence of sampler numbers.
+        """Return the number of the sampler of each sample of the mixture, as an endless sequence.
 
         The numbers are in proportion to the weights, which may change at some training steps. The
-        sequence counts samples over all epochs of the mixture: so the steps become positions. If an
-        epoch has 9 samples, in 3 steps of 3, step 4 is step 1 of epoch 1, at position 9 + 3.
+        sequence has all epochs, one after the other. So the changes must be at positions in the
+        sequence: if an epoch has 9 samples in 3 steps of 3, training step 4 is step 1 of epoch 1,
+        and starts at position 9 + 3.
         """
         # A random key for the first weights, and for the weights from each change on.
         changes_key = root_key(self.seed, "mixture changes")
         keys = [self._key, *(derive(changes_key, step) for step in self._weights.starts[1:])]
-        starts = []  # the position from which on each set of weights holds
+        starts = []  # the positions at which the weights change
         for global_step in self._weights.starts:
             epoch, step = divmod(global_step, max(1, num_steps))
             starts.append(epoch * self._samples + step * batch_size)
@@ -269,44 +272,50 @@ class MixtureSampler(Sampler):
         i of the mixture is sample `sample_index[i]` of sampler `sampler_number[i]`, counted over
         all epochs of this sampler.
         """
-        epoch, position = np.divmod(sample_index, self._lengths[sampler_number])
-        # The most samples at the start of each sampler's epochs that may be reordered.
+        lengths = self._lengths[sampler_number]
+        epoch, position = np.divmod(sample_index, lengths)
         max_reordered = self._max_reordered.max(axis=0)[sampler_number]
-        candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))
-        numbers, epochs = sampler_number[candidates], epoch[candidates]
-        new_index = sample_index.copy()
-        for number, own_epoch in sorted({*zip(numbers.tolist(), epochs.tolist(), strict=True)}):
-            # Say [2, 0, 1]: position 0 becomes 2, position 1 becomes 0, and position 2 becomes 1.
-            new_positions = self._reordered_start(number, own_epoch)
-            # The indices of the samples of this epoch that have a new position.
-            i = candidates[(numbers == number) & (epochs == own_epoch)]
-            i = i[position[i] < len(new_positions)]
-            new_index[i] = own_epoch * self._lengths[number] + new_positions[position[i]]
+        may_move = np.flatnonzero((epoch > 0) & (position < max_reordered))
+        numbers, epochs = sampler_number[may_move], epoch[may_move]
+        for number, own_epoch in {*zip(numbers.tolist(), epochs.tolist(), strict=True)}:
+            order = self._reordered_start(number, own_epoch)  # of positions, such as [2, 0, 1]
+            i = may_move[(numbers == number) & (epochs == own_epoch)]
+            position[i] = order[position[i]]  # position 0 becomes 2
+        new_index: Int64s = epoch * lengths + position
         return new_index
 
     def _reordered_start(self, sampler_number: int, epoch: int) -> Int64s:
         """Return a new order of the first samples of a sampler's epoch: positions in the epoch.
 
-        If the epoch starts in the middle of a batch of the mixture, the batch has the end of the
-        previous epoch, too. Samples whose records are in the batch already move back. Say the
-        previous epoch ends with record 3, the next one starts with the records 3 2, and the batch
-        has the first of these: the new order 1 0 gives it record 2. The result is empty if the
-        batch has no sample of the previous epoch, or if the sampler must not be reordered.
+        The batch in which the epoch starts may have the end of the previous epoch, too. Samples
+        whose records are in the batch already move back. Say the previous epoch ends with record 3,
+        the next one starts with the records 3 2 5, and the batch has the first of these: the new
+        order 1 0 2 gives it record 2. The comments have the values of this example.
         """
         sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])
-        epoch_start = epoch * length  # over all epochs of the sampler
-        start = self._interleave.position_of(sampler_number, epoch_start)  # position in the mixture
-        # How many samples of each sampler come before the batch, and before its end.
-        counts = [self._interleave.num_before(position) for position in self._batch_around(start)]
-        first, stop = (int(count[sampler_number]) for count in counts)
-        num_old, num_new = epoch_start - first, stop - epoch_start  # of the previous, of this epoch
-        weights_index = self._interleave.weights.index_at(start)
-        if not num_old or not self._max_reordered[weights_index, sampler_number]:
-            return np.empty(0, np.int64)
-        old_ids = checked_draw(sampler, epoch - 1, np.arange(length - num_old, length))
-        first_ids = checked_draw(sampler, epoch, np.arange(num_old + num_new))
-        is_new = ~np.isin(sampler.records(first_ids), sampler.records(old_ids))
-        return new_entries_first(is_new, num_new)
+        order = np.arange(self._max_reordered[:, sampler_number].max())  # [0, 1, 2]: no new order
+        # The samples of the sampler in the batch, `first` to `stop - 1`. Samples before sample
+        # `epoch * length` are of the previous epoch.
+        position = self._interleave.position_of(sampler_number, epoch * length)
+        first, stop = self._samples_in_batch(sampler_number, position)
+        num_old, num_new = epoch * length - first, stop - epoch * length  # 1, 1
+        can_reorder = self._max_reordered[self._interleave.weights.index_at(position)] > 0
+        if num_old and can_reorder[sampler_number]:
+            old_ids = checked_draw(sampler, epoch - 1, np.arange(length - num_old, length))  # [3]
+            # At most `num_old` of these have old records, so there are `num_new` others.
+            first_ids = checked_draw(sampler, epoch, np.arange(num_old + num_new))  # [3, 2]
+            is_new = ~np.isin(sampler.records(first_ids), sampler.records(old_ids))  # [False, True]
+            order[: len(is_new)] = new_entries_first(is_new, num_new)  # [1, 0]
+        return order
+
+    def _samples_in_batch(self, sampler_number: int, position: int) -> tuple[int, int]:
+        """Return which samples of a sampler are in a batch: the first one, and the stop.
+
+        It is the batch of the mixture that has this position. Samples are counted over all epochs
+        of the sampler: 6 and 8 mean that samples 6 and 7 of the sampler are in the batch.
+        """
+        first, stop = (self._interleave.num_before(bound) for bound in self._batch_around(position))
+        return int(first[sampler_number]), int(stop[sampler_number])
 
     def _batch_around(self, position: int) -> tuple[int, int]:
         """Return the bounds of the batch that has this position: its first position, and its stop.
@@ -373,25 +382,22 @@ def _draw_chunk(sampler: Sampler, chunk: int) -> Int64s:
 
 
 def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) -> dict[str, Any]:
-    """Return what a saved state records about a mixture, to refuse a state of another mixture.
+    """Return the weights and the samplers of a mixture as fields of its fingerprint.
 
-    A state can be loaded if its fields are the same. A field "… from step 9" is compared only if
-    the state was saved after step 9. So a user may add a sampler B from step 9 on, and earlier
-    states stay valid: only the fields from step 9 on mention B. For samplers A and B with the
-    weights {0: [1, 0], 9: [1, 2]}, the fields are (samplers are called orders there)::
+    A state is loaded only if it was saved with the same fields. A field "… from step 9" is compared
+    only if the state was saved after step 9. So a user may add a sampler B from step 9 on, and
+    earlier states stay valid: only the fields from step 9 on mention B. For samplers A and B with
+    the weights {0: [1, 0], 9: [1, 2]}, the fields are ("orders" is the user's argument)::
 
         {"weights": [1], "weights from step 9": [1, 2], "orders": [A], "orders from step 9": [B]}
     """
-    weight_values, joining_samplers = [], []  # at each change
-    num_joined = 0  # how many samplers have had a weight above 0 so far
-    for values in weights.values:
-        num_before = num_joined
-        num_joined = max(num_before, int(np.flatnonzero(values)[-1]) + 1)
-        weight_values.append(values[:num_joined].tolist())
-        joining_samplers.append(samplers[num_before:num_joined])
+    # At each change of the weights, the samplers up to the last that has had a weight above 0.
+    nums_used = np.maximum.accumulate([np.flatnonzero(w)[-1] + 1 for w in weights.values])  # [1, 2]
+    used_weights = [w[:n].tolist() for w, n in zip(weights.values, nums_used, strict=True)]
+    added_samplers = [samplers[old:new] for old, new in pairwise([0, *nums_used])]  # [[A], [B]]
     # `parameters` names the fields by the steps of the changes, as in the example.
-    weight_fields = StepSchedule(weights.starts, weight_values).parameters("weights")
-    sampler_fields = StepSchedule(weights.starts, joining_samplers).parameters("orders")
+    weight_fields = StepSchedule(weights.starts, used_weights).parameters("weights")
+    sampler_fields = StepSchedule(weights.starts, added_samplers).parameters("orders")
     return {**weight_fields, **{name: value for name, value in sampler_fields.items() if value}}
 
 
