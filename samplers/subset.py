@@ -83,23 +83,25 @@ class SubsetSampler(InnerSampler):
 
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
         `stop[i] - 1`. The inner sampler draws indices of a table, which has the sorted record ids
-        of the subset. If it reads the indices 0 to 2, and 3 to 4, around the same time::
+        of the subset, and reads the indices of a block around the same time::
 
             index of the table    0  1  2    3   4
+            block                 0 to 2     3 to 4
             record                2  3  5    40  90
             span                  2 to 5     only the record
 
-        A span of 40 to 90 would be read for two records: it is used only if at least half of its
-        records are in the subset. The comments have the values for the records 3 and 40.
+        A block becomes a span if at least half of the records from its first to its last are in the
+        subset: 3 of the 4 records 2 to 5 are, but only 2 of the 51 records 40 to 90. The comments
+        have the values for the records 3 and 40.
         """
         if not self.traits.reads_blocks:
             return super().spans(records)  # each record by itself
         # The index of each record in the table. (searchsorted copies a table of another dtype.)
         index = np.searchsorted(self._table, records.astype(self._table.dtype))  # [1, 3]
-        index_start, index_stop = self._inner_sampler.spans(index, epoch)  # [0, 3] to [3, 5]
-        num_in_subset = index_stop - index_start  # [3, 2]
-        # The records at the first and the last index of the range.
-        first, last = self._lookup(index_start), self._lookup(index_stop - 1)  # [2, 40], [5, 90]
+        block_start, block_stop = self._inner_sampler.spans(index, epoch)  # [0, 3] to [3, 5]
+        # The first and the last record of the block.
+        first, last = self._lookup(block_start), self._lookup(block_stop - 1)  # [2, 40], [5, 90]
+        num_in_subset = block_stop - block_start  # [3, 2]
         is_dense = last - first + 1 <= 2 * num_in_subset  # [4, 51] <= [6, 4]: [True, False]
         return np.where(is_dense, first, records), np.where(is_dense, last, records) + 1
 
@@ -234,17 +236,13 @@ def _stratify(
     hash: `fractions_after` is [1/2, 1/4].
     """
     records, class_index, index_in_class = _sorted_by_class_and_hash(order, hashes)
-    # Counts are rounded so that the sum over neighbouring classes is right, too. In this random
-    # order of the classes, no class has always the same neighbours.
-    random_order = permute(len(order), derive(key, 0), np.arange(len(order)))
-    counts = order.sizes[random_order]  # of the records in the current part: [4] in part 0
-    num_moved = np.empty_like(order.sizes)  # of each class
+    random_order = permute(len(order), derive(key, 0), np.arange(len(order)))  # of the classes
+    counts = order.sizes  # of the records of each class in the current part: [4] in part 0
     for part, (fraction_before, fraction) in enumerate(pairwise([1.0, *fractions_after]), 1):
         # The share of the records of the part before that move to this part: 1/2, then 1/2.
         share = fraction / fraction_before if fraction_before else 0.0
-        counts = _scaled_counts(counts, share, derive(key, part))  # [2], then [1]
-        num_moved[random_order] = counts
-        is_moved = index_in_class < num_moved[class_index]  # [1, 1, 0, 0], then [1, 0, 0, 0]
+        counts = _scaled_counts(counts, share, random_order, derive(key, part))  # [2], then [1]
+        is_moved = index_in_class < counts[class_index]  # [1, 1, 0, 0], then [1, 0, 0, 0]
         part_of[records[is_moved]] = part  # by hash: [1, 1, 0, 0], then [2, 1, 0, 0]
 
 
@@ -263,20 +261,21 @@ def _sorted_by_class_and_hash(
     return records[by_hash], class_index, index_in_class
 
 
-def _scaled_counts(counts: Int64s, fraction: float, random_word: int) -> Int64s:
+def _scaled_counts(counts: Int64s, fraction: float, order: Int64s, random_word: int) -> Int64s:
     """Return counts multiplied by a fraction, rounded at random to integers.
 
     The prefix sums of the counts are multiplied and rounded, so that each count and the sum of all
     are within 1 of their exact value: [3, 1, 2] times 0.5 has the prefix sums 1.5, 2 and 3, and
-    becomes [1, 1, 1] or [2, 0, 1].
+    becomes [1, 1, 1] or [2, 0, 1]. The prefix sums are of the counts in this order, int64[counts].
     """
     # In fixed point with 53 bits after the point: (x + offset) >> 53 rounds x up or down at random.
     # Python's integers, as products exceed 64 bits.
     numerator, random_offset = int(fraction * 2.0**53), random_word >> 11
-    prefix_sums = np.cumsum(counts).tolist()
+    prefix_sums = np.cumsum(counts[order]).tolist()
     scaled_sums = [(total * numerator + random_offset) >> 53 for total in prefix_sums]
-    sums = np.array([0, *scaled_sums], np.int64)
-    return sums[1:] - sums[:-1]
+    scaled_counts = np.empty_like(counts)
+    scaled_counts[order] = np.diff(scaled_sums, prepend=0)
+    return scaled_counts
 
 
 def _check_count(name: str, count: int, records: int) -> None:

@@ -91,13 +91,13 @@ class ViewSampler(InnerSampler):
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
         `stop[i] - 1`, int64[n] both.
 
-        A record has several views, such as captions. If an epoch has one view of each record, the
-        inner sampler draws records, and its spans are returned. Otherwise it draws pairs (record,
-        view), which are numbered record by record, and its spans are ranges of pairs. The range of
-        the first pair of a record becomes the span: most often, the other pairs are in it, too.
+        If an epoch has one view (variant) of each record, the inner sampler draws records, and
+        knows their spans. Otherwise it draws (record, view) pairs, numbered record by record, and
+        knows the spans of pairs. The span of a record then has the records of the span of its first
+        pair. Its other pairs are most often in the same span, since they are next to it.
 
-        In the comments, the records 0 and 1 have 2 and 3 views, and the inner sampler reads the
-        pairs 0 to 3 around the same time. So the records 0 to 1 are the span of both records::
+        In the comments, the records 0 and 1 have 2 and 3 views, and the pairs 0 to 3 are a span. So
+        the records 0 to 1 are the span of both records::
 
             pair      0 1 2 3 4
             record    0 0 1 1 1
@@ -105,8 +105,9 @@ class ViewSampler(InnerSampler):
         if self._per_epoch == "one":
             return self._inner_sampler.spans(records, epoch)
         first_pair = self._view_sums.before(records)  # of each record: [0, 2]
-        first, stop = self._inner_sampler.spans(first_pair, epoch)  # in pairs: [0, 0], [4, 4]
-        return self.records(first), self.records(stop - 1) + 1  # in records: [0, 0], [2, 2]
+        span_start, span_stop = self._inner_sampler.spans(first_pair, epoch)  # [0, 0], [4, 4]
+        last_pair = span_stop - 1  # of the span: [3, 3]
+        return self.records(span_start), self.records(last_pair) + 1  # [0, 0], [2, 2]
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample ids at these positions of an epoch, int64[positions] both.
