@@ -181,10 +181,7 @@ class ShardShuffleSampler(Sampler):
         read each segment as a tf.data dataset of its own. The sampler says from which dataset the
         next record comes: with two segments, its ids are 0 1 0 1 and so on.
         """
-        # Each section has the same segments. `_segment_bounds` has the start of each segment of a
-        # section, and the end of the last one.
-        num_segments = self._sections * (len(self._segment_bounds) - 1)
-        return GroupSampler(self, num_segments, self._segments_at)
+        return GroupSampler(self, len(self._segment_starts), self._segments_at)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the record ids at these positions of an epoch, int64[n] both.
@@ -247,15 +244,15 @@ class ShardShuffleSampler(Sampler):
         position, here 9.
         """
         positions = np.minimum(positions, self._sections * self._section_size - 1)
-        # How many records of each section are in a batch, and in the last batch.
-        num_per_batch = self._batch_size // self._sections  # 2
-        last_step, num_in_last_batch = divmod(self._section_size, num_per_batch)  # 2, 1
         # The comments have the values for the positions 6 to 9.
         step, index_in_batch = np.divmod(positions, self._batch_size)  # [1, 1, 2, 2], [2, 3, 0, 1]
-        num_in_this_batch = np.where(step == last_step, num_in_last_batch, num_per_batch)
-        # `num_in_this_batch` is [2, 2, 1, 1].
-        section, offset = np.divmod(index_in_batch, num_in_this_batch)  # [1, 1, 0, 1], [0, 1, 0, 0]
-        return section, step * num_per_batch + offset  # [1, 1, 0, 1], [2, 3, 4, 4]
+        # The records of each section that are in a batch, and that are in earlier batches.
+        num_per_batch = self._batch_size // self._sections  # 2
+        num_earlier = step * num_per_batch  # [2, 2, 4, 4]
+        # The last batch has fewer: [2, 2, 1, 1].
+        num_in_batch = np.minimum(num_per_batch, self._section_size - num_earlier)
+        section, offset = np.divmod(index_in_batch, num_in_batch)  # [1, 1, 0, 1], [0, 1, 0, 0]
+        return section, num_earlier + offset  # [1, 1, 0, 1], [2, 3, 4, 4]
 
     def _segments_at(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the number of the segment that is read at each position of an epoch, int64[n].
@@ -267,7 +264,7 @@ class ShardShuffleSampler(Sampler):
         """
         section, section_position = self._positions_in_sections(positions)
         index_in_round = self._tables(epoch).round_robin.indices_in_round(section_position)
-        num_per_section = len(self._segment_bounds) - 1  # a start for each segment, and one end
+        num_per_section = len(self._segment_bounds) - 1  # the last bound is an end
         return section * num_per_section + index_in_round
 
     def _tables(self, epoch: int) -> _EpochTables:
@@ -291,25 +288,35 @@ class ShardShuffleSampler(Sampler):
         round_robin = RoundRobin(self._segment_bounds, keys)
         return _EpochTables(block_order, split_indices, split_records, round_robin)
 
+    @property
+    def _segment_starts(self) -> Int64s:
+        """The start of each segment in the sequence of all records, int64[segments], sorted.
+
+        The sequence is divided into sections of equal size, and each section in the same way into
+        segments. Two sections of 6 records have segments that start at 0, 3, 6 and 9, if those of
+        the first section start at 0 and 3.
+        """
+        section_starts = np.arange(self._sections) * self._section_size
+        return np.add.outer(section_starts, self._segment_bounds[:-1]).reshape(-1)
+
     def _block_splits(self, block_order: BlockOrder) -> tuple[Int64s, Int64s]:
         """Return where segments start in the middle of a block: as indices and as records, sorted.
 
         All blocks in random order are one sequence of records, which is divided into segments. If a
         segment starts in the middle of a block, it splits the block into two parts, which are read
-        at different times. Here a segment starts at index 6, which is record 6::
+        at different times. Here segments start at the indices 0 and 6. Index 6 is record 10::
 
-            8 9 10 11 | 4 5   6 7 | 0 1 2 3    blocks
-            8 9 10 11   4 5 | 6 7   0 1 2 3    segments
+            4 5 6 7 | 8 9   10 11 | 0 1 2 3    blocks
+            4 5 6 7   8 9 | 10 11   0 1 2 3    segments
         """
-        # The sequence has sections of equal size (here only one), each with the same segments.
-        section_starts = np.arange(self._sections) * self._section_size  # [0]
-        segment_starts = np.add.outer(section_starts, self._segment_bounds[:-1]).reshape(-1)
-        # The block at the start of each segment: `segment_starts` is [0, 6].
-        block_start, first_record, _size = block_order.locate(segment_starts)  # [0, 4], [8, 4]
+        segment_starts = self._segment_starts  # [0, 6]
+        # The block in which each segment starts: its first index, [0, 4], and record, [4, 8].
+        block_start, first_record, _size = block_order.locate(segment_starts)
         offset_in_block = segment_starts - block_start  # [0, 2]
         is_split = offset_in_block > 0  # at 0, a segment starts with a whole block
-        split_records = (first_record + offset_in_block)[is_split]
-        return segment_starts[is_split], np.sort(split_records)  # [6], [6]
+        split_records = first_record[is_split] + offset_in_block[is_split]  # [10]
+        # Segments start at ascending indices, but the blocks there are in random order.
+        return segment_starts[is_split], np.sort(split_records)  # [6], [10]
 
 
 def _part_at(index: Int64s, start: Int64s, stop: Int64s, splits: Int64s) -> tuple[Int64s, Int64s]:
@@ -340,18 +347,19 @@ class _EpochTables(NamedTuple):
         sequence is divided into segments. If a segment starts in the middle of a block, it splits
         the block into two parts, which are read at different times.
 
-        The comments have the values for the indices 5 and 6 of this sequence, the records 5 and 6.
-        The segment that starts at index 6 splits the second block into the parts 4 5 and 6 7::
+        The comments have the values for the indices 5 and 6 of this sequence, the records 9 and 10.
+        The segment that starts at index 6 splits the second block into the parts 8 9 and 10 11::
 
-            8 9 10 11 | 4 5   6 7 | 0 1 2 3    blocks
-            8 9 10 11   4 5 | 6 7   0 1 2 3    segments
+            4 5 6 7 | 8 9   10 11 | 0 1 2 3    blocks
+            4 5 6 7   8 9 | 10 11   0 1 2 3    segments
 
         Returns:
-            The first record of the part, [4, 6]; the offset of the index in the part, [1, 0]; and
+            The first record of the part, [8, 10]; the offset of the index in the part, [1, 0]; and
             the size of the part, [2, 2]: int64[n] each.
         """
-        # The whole block: its first index, [4, 4]; its first record, [4, 4]; its size, [4, 4].
-        block_start, first_record, block_size = self.block_order.locate(index)
+        # The whole block: its first index, [4, 4]; its first record, [8, 8]; its size, [4, 4].
+        block_start, block_record, block_size = self.block_order.locate(index)
         # The part of the block: its first index, [4, 6]; and the index after its last, [6, 8].
         start, stop = _part_at(index, block_start, block_start + block_size, self.split_indices)
-        return first_record + (start - block_start), index - start, stop - start
+        part_record = block_record + (start - block_start)  # its first record: [8, 10]
+        return part_record, index - start, stop - start
