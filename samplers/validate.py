@@ -81,17 +81,13 @@ def is_list(data: object) -> bool:
 def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: int = 0) -> int:
     """Return a number of records as an int: `n` itself, or the length of the dataset `n`.
 
-    A dataset is any object with a length and with items, such as a dataset of torch, or an index or
-    a source of `twinfeed.loaders`. A list of numbers is refused, since a user may mean record ids.
-    The error then advises the call `subset`, which draws only these records: it is text such as
-    "SubsetSampler(ids, of=len(index))".
+    A list of numbers is refused, since a user may mean record ids. The error then advises the call
+    `subset`, which draws only these records: it is text such as "SubsetSampler(ids, of=10)".
 
     Raises:
-        TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.
+        TypeError: neither a number nor a dataset, or a list of numbers.
     """
-    # A number has no length and no items. An array of shape (), such as np.array(10), is a number.
-    is_container = any(hasattr(n, name) for name in ("__len__", "__iter__", "__getitem__"))
-    if not is_container or getattr(n, "shape", None) == ():
+    if _is_number(n):
         return integer(name, cast(SupportsIndex, n), minimum=minimum)
     kind = type(n).__name__
     if is_list(n) and _is_number(next(iter(cast(Sequence[Any], n)), None)):
@@ -99,18 +95,26 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
             f"{name} must be the number of records or a dataset, got {kind} of numbers: to draw "
             f"only these records, use {subset}"
         )
-    # A source of `twinfeed.loaders` has no `__getitem__`, but an attribute `digests`, which other
-    # objects do not have. An IterableDataset of torch has `__getitem__`, but no length.
-    has_items = isinstance(n, Sized) and (hasattr(n, "__getitem__") or hasattr(n, "digests"))
-    # A sampler (`Samples`), and a feed or a loader, which have an attribute `sampler`, also have a
-    # length, but it is a number of batches.
-    is_stream = isinstance(n, Samples) or isinstance(getattr(n, "sampler", None), Samples)
-    if isinstance(n, (str, bytes, bytearray, Mapping)) or is_stream or not has_items:
+    if not _is_dataset(n):
         raise TypeError(
             f"{name} must be the number of records or a dataset with __len__ and __getitem__, got "
             f"{kind}"
         )
     return integer(name, len(cast(Sized, n)), minimum=minimum)
+
+
+def _is_dataset(data: object) -> bool:
+    """Return whether data has a length, which is its number of records, and items.
+
+    A sampler and a loader are not datasets: their length is a number of ids or batches.
+    """
+    if isinstance(data, (str, bytes, bytearray, Mapping)) or not isinstance(data, Sized):
+        return False
+    is_sampler = isinstance(data, Samples)
+    has_sampler = isinstance(getattr(data, "sampler", None), Samples)  # as a loader
+    # The classes of this library that read records have `digests` in place of `__getitem__`.
+    has_items = hasattr(data, "__getitem__") or hasattr(data, "digests")
+    return has_items and not is_sampler and not has_sampler
 
 
 def _is_number(value: Any) -> bool:
