@@ -253,7 +253,7 @@ def s3() -> Iterator[str]:
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    told = {
+    variables = {
         "AWS_ACCESS_KEY_ID": "made-up",
         "AWS_SECRET_ACCESS_KEY": "made-up",
         "AWS_REGION": "us-east-1",
@@ -261,7 +261,7 @@ def s3() -> Iterator[str]:
         "AWS_ALLOW_HTTP": "true",
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in told.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
         # At each request it would look through its own folder, and write a line.
         patch.setattr(moto.backends, "list_of_moto_modules", lambda: ["s3"])

@@ -139,9 +139,9 @@ util.spawnv_passfds = tell
 
 def started(running: subprocess.Popen[bytes]) -> int:
     """Wait until a command has started a worker, and return the worker's process id."""
-    told = running.stdout.readline()
-    assert told, f"the command has ended: {running.communicate()[1].decode()}"
-    return int(told)
+    line = running.stdout.readline()
+    assert line, f"the command has ended: {running.communicate()[1].decode()}"
+    return int(line)
 
 
 def start(folder: Path, *command: str, before: str = "") -> subprocess.Popen[bytes]:

@@ -41,19 +41,19 @@ def sha(data: bytes) -> str:
 
 
 def test_every_array_has_bytes_of_page(index: Index) -> None:
-    told = dict(line.split(maxsplit=1) for line in blocks("text")[1].splitlines())
+    documented = dict(line.split(maxsplit=1) for line in blocks("text")[1].splitlines())
     files = {file.stem: file.read_bytes() for file in index.path.glob("columns-*/*.npy")}
-    assert told.keys() == files.keys()
+    assert documented.keys() == files.keys()
     for name, data in files.items():
         header = 10 + int.from_bytes(data[8:10], "little")
         assert data[:8] == b"\x93NUMPY\x01\x00"
-        assert data[header:] == bytes.fromhex(told[name]), name
+        assert data[header:] == bytes.fromhex(documented[name]), name
 
 
 def test_manifest_equals_page(index: Index) -> None:
-    (told,) = blocks("json")
+    (documented,) = blocks("json")
     manifest = json.loads((index.path / "manifest.json").read_text())
-    assert told.replace("\n", "").encode() == canonical(manifest)
+    assert documented.replace("\n", "").encode() == canonical(manifest)
     keys = re.findall(r"^\| (`[a-z_`, ]+`) \| ", PAGE.partition("## The manifest")[2], re.MULTILINE)
     assert set(re.findall("`([a-z_]+)`", "".join(keys))) == manifest.keys()
     arrays = re.findall(r"^\| (.*?) \| ", PAGE.partition("## Arrays")[2], re.MULTILINE)

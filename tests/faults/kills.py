@@ -49,7 +49,7 @@ RECORDS = 60
 SPLIT = {"train": 40, "eval": 20}
 CACHED = 1 << 16
 CONTEXT = multiprocessing.get_context("forkserver")
-SAVES = ("keras door", "keras callback", "torch", "jax")
+SAVES = ("keras fit", "keras callback", "torch", "jax")
 """The routes of soak.py that save in a way of their own."""
 
 
@@ -167,21 +167,21 @@ def read(index: Index, ids: Iterable[int] | None = None) -> list[bytes]:
 ROOMS: dict[str, Callable[[Path], Any]] = {"pack": Packing, "build": Building, "cache": Caching}
 
 
-def be(room: Any, state: int, begun: Any) -> None:
+def be(room: Any, state: int, sender: Any) -> None:
     """Work as a child, which leads a session of its own and its workers."""
     os.setsid()
-    begun.send(True)
+    sender.send(True)
     room.work(state)
 
 
 def killed(room: Any, state: int, delay: float) -> bool:
     """Work in a child that is killed after so many seconds; return whether it was still running."""
-    begun, told = CONTEXT.Pipe(duplex=False)
-    child = CONTEXT.Process(target=be, args=(room, state, told))
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    child = CONTEXT.Process(target=be, args=(room, state, sender))
     child.start()
-    told.close()
+    sender.close()
     assert child.pid is not None
-    assert begun.recv()
+    assert receiver.recv()
     child.join(delay)
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)

@@ -218,7 +218,7 @@ def keras_route(folder: Path, index: Index, route: str) -> None:
     inputs = keras.Input([1])
     model = Model(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse", run_eagerly=True)
-    if route == "keras door":
+    if route == "keras fit":
         resume.fit(model, arrange, epochs=EPOCHS, verbose=0)
     else:
         resume.restore(model)
@@ -296,7 +296,7 @@ ROUTES: dict[str, Callable[[Path, Index], None]] = {
     "jax": jax_route,
     "tensorflow": lambda folder, index: tensorflow_route(folder, index, "tensorflow"),
     "choose": lambda folder, index: tensorflow_route(folder, index, "choose"),
-    "keras door": lambda folder, index: keras_route(folder, index, "keras door"),
+    "keras fit": lambda folder, index: keras_route(folder, index, "keras fit"),
     "keras callback": lambda folder, index: keras_route(folder, index, "keras callback"),
     "lightning": lightning_route,
     "accelerate": accelerate_route,

@@ -187,7 +187,7 @@ def test_flipped_field_bit_is_found(tmp_path: Path, make: Any, field: str) -> No
             error, message = caught.value, str(caught.value)
             assert (error.path, error.offset, error.record) == (str(shards[1]), offset, number)
             assert f"field '{field}' at byte {offset} of record {10 + number} " in message
-            assert message.count("byte ") == 2, "the place of other fields is told too"
+            assert message.count("byte ") == 2, "the place of other fields is in the message too"
             assert "what to do: restore the shard" in message
             assert pickle.loads(pickle.dumps(error)).offset == offset
             (bad,) = verify(index).findings

@@ -140,11 +140,13 @@ def test_fault_33_row_outside_its_shard_is_refused(
     for verified in (True, False):
         with Reader(open_index(index.path), checksums=verified) as reader:
             for ids in ([13], [12, 13, 14], [20, 13, 2]):
-                with pytest.raises(IndexFormatError, match="does not lie within its shard") as told:
+                with pytest.raises(
+                    IndexFormatError, match="does not lie within its shard"
+                ) as caught:
                     reader.read(ids, [list(index.fields)[number]])
-                assert told.value.record == 3
-                assert f"of record 13 ({index.shard_paths[1]}, number 3)" in str(told.value)
-                assert REBUILD in str(told.value)
+                assert caught.value.record == 3
+                assert f"of record 13 ({index.shard_paths[1]}, number 3)" in str(caught.value)
+                assert REBUILD in str(caught.value)
 
 
 @pytest.mark.usefixtures("mapped_arrays")

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.long]
 
 def test_killed_trainings_equal_plain_loop() -> None:
     script = TESTS / "faults" / "soak.py"
-    routes = ["torch workers", "tensorflow", "keras door"]
+    routes = ["torch workers", "tensorflow", "keras fit"]
     command = [sys.executable, script, "--seconds", "0", "--seed", "3", "--routes", *routes]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

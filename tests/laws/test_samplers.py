@@ -1,6 +1,6 @@
 """The laws that hold for every sampler and every option.
 
-The cases stand in ``sampler_cases``. Laws of single samplers (distinct classes, fairness, what is
+The cases are in ``sampler_cases``. Laws of single samplers (distinct classes, fairness, what is
 live) are in the ``test_sampler_*`` module of each.
 """
 

@@ -91,7 +91,7 @@ def looks(index: Index, folder: Path, expected: list[list[int]]) -> None:
     assert (one.epoch, one.step) == (EPOCHS, 0)
 
 
-def door(index: Index, folder: Path, expected: list[list[int]]) -> None:
+def resumes_by_fit(index: Index, folder: Path, expected: list[list[int]]) -> None:
     """Train by `fit` of the callback: whole, and broken off and started again."""
 
     class Break(keras.callbacks.Callback):  # type: ignore[misc]
@@ -120,7 +120,7 @@ def door(index: Index, folder: Path, expected: list[list[int]]) -> None:
     assert (whole[2], resumed[2], again[2]) == (expected, expected[7:], [])
 
 
-def tells(folder: Path) -> None:
+def warns_of_class_numbers(folder: Path) -> None:
     """Warn of classes that have other numbers in the validation."""
 
     def of(names: list[str]) -> TorchLoader:
@@ -130,9 +130,9 @@ def tells(folder: Path) -> None:
 
     resume = ResumeCallback(of(["cat", "dog"]), folder / "saved")
     validation = of(["cat", "owl"]).dataloader(pairs)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         resume.fit(model(built=True)[0], pairs, validation_data=validation, verbose=0)
-    assert any("class 1 is 'dog' in the training and 'owl'" in str(one.message) for one in told)
+    assert any("class 1 is 'dog' in the training and 'owl'" in str(one.message) for one in caught)
 
 
 def plain(index: Index, workers: int, batch_size: int) -> list[int]:
@@ -170,14 +170,14 @@ def main(folder: Path) -> None:
         )
         assert noting.noted[True] == expected, (built, workers, noting.noted[True])
         network.evaluate(validation.dataloader(pairs), verbose=0)
-        met = [number for ids in noting.noted[False] for number in ids]
-        assert met == list(range(RECORDS)) * (EPOCHS + 1), (built, workers, met)
+        ids_seen = [number for ids in noting.noted[False] for number in ids]
+        assert ids_seen == list(range(RECORDS)) * (EPOCHS + 1), (built, workers, ids_seen)
         said[f"built={built}, workers={workers}"] = [training.epoch, training.step]
         training.close()
     resumes(index, folder / "saved", expected)
     looks(index, folder / "looks", expected)
-    door(index, folder / "door", expected)
-    tells(folder / "classes")
+    resumes_by_fit(index, folder / "fit", expected)
+    warns_of_class_numbers(folder / "classes")
     assert plain(index, workers=0, batch_size=5) == [0, 1, 2]
     # As docs/trainers.md says: the workers draw the whole of a short epoch in a pass not used.
     assert plain(index, workers=2, batch_size=12) == [1, 3, 5]

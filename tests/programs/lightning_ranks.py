@@ -51,21 +51,21 @@ class Digits(lightning.LightningModule):
         return cross_entropy(self.linear(batch["pixels"]), batch["label"])
 
     def on_validation_epoch_start(self) -> None:
-        self.met = torch.zeros(761, device=self.device)
+        self.counts = torch.zeros(761, device=self.device)
         self.right = torch.zeros((), device=self.device)
 
     def validation_step(self, batch: dict[str, Any], _: int) -> None:
-        self.met[batch["id"]] += 1
+        self.counts[batch["id"]] += 1
         self.right += self.linear(batch["pixels"]).argmax(1).eq(batch["label"]).sum()
 
     def on_validation_epoch_end(self) -> None:
         if self.trainer.sanity_checking:
             return
-        met = self.trainer.strategy.reduce(self.met, reduce_op="sum")
+        counts = self.trainer.strategy.reduce(self.counts, reduce_op="sum")
         right = self.trainer.strategy.reduce(self.right, reduce_op="sum")
-        assert met.eq(1).all(), "every record exactly once, over all ranks"
+        assert counts.eq(1).all(), "every record exactly once, over all ranks"
         if self.trainer.is_global_zero:
-            print(f"epoch {self.current_epoch}: {right:.0f} of 761 right, each met once")
+            print(f"epoch {self.current_epoch}: {right:.0f} of 761 right, each seen once")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.5)

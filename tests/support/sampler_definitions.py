@@ -70,10 +70,10 @@ def fair_subsets(n: int, m: int, key: int, count: int) -> list[list[int]]:
     entries: list[int] = []
     for traversal in range(ceil(count * m / n)):
         new = row(n, word(key, traversal))
-        begun = entries[len(entries) - len(entries) % m :]
-        for taken in range(len(begun), m if begun else 0):
-            fits = next(i for i in range(taken - len(begun), n) if new[i] not in begun)
-            new.insert(taken - len(begun), new.pop(fits))
+        unfinished = entries[len(entries) - len(entries) % m :]
+        for taken in range(len(unfinished), m if unfinished else 0):
+            fits = next(i for i in range(taken - len(unfinished), n) if new[i] not in unfinished)
+            new.insert(taken - len(unfinished), new.pop(fits))
         entries += new
     return [entries[t * m : t * m + m] for t in range(count)]
 

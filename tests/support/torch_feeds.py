@@ -27,7 +27,7 @@ def lengths(sample: dict[str, Any]) -> dict[str, Any]:
 def noisy(sample: dict[str, Any]) -> dict[str, Any]:
     """Add to the length what the sample's seed gives."""
     noise = np.float32(sample["seed"] >> 40) / 2**24
-    return {"noisy": sample["length"] + noise, "told": np.array([sample["id"], sample["view"]])}
+    return {"noisy": sample["length"] + noise, "sample": np.array([sample["id"], sample["view"]])}
 
 
 OPTIONS: dict[str, Any] = {"decode": lengths, "transform": noisy}

@@ -92,9 +92,9 @@ def test_iterator_state_resumes_at_every_step(index: Index, expected: list) -> N
 
 def test_workers_give_the_same_batches_and_resume(index: Index, expected: list) -> None:
     first, again = (iter(batches(index).mp_prefetch(WORKERS)) for _ in range(2))
-    begun = [noted(next(first)) for _ in range(5)]
+    before_state = [noted(next(first)) for _ in range(5)]
     state = json.loads(json.dumps(first.get_state()))
-    assert begun + [noted(batch) for batch in first] == expected
+    assert before_state + [noted(batch) for batch in first] == expected
     again.set_state(state)
     assert [noted(batch) for batch in again] == expected[5:]
     for iterator in (first, again):

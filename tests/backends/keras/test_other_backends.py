@@ -115,21 +115,21 @@ def test_third_pass_over_one_epoch_warns(index: Index) -> None:
 def test_second_pass_ends_first_pass_with_error(index: Index) -> None:
     one = loader(index, random())
     for other in (lambda: next(iter(one)), lambda: one.set_epoch(0), one.close):
-        lent = iter(one.dataloader())
-        next(lent)
+        first_pass = iter(one.dataloader())
+        next(first_pass)
         other()
         with pytest.raises(RuntimeError, match="ended before its last batch"):
-            next(lent)
+            next(first_pass)
 
 
 def test_next_pass_may_start_at_last_batch(index: Index) -> None:
     """The pass before has nothing left to give, and ends as any other."""
     dataloader = loader(index, random()).dataloader(lambda batch: batch["id"].tolist())
-    lent = iter(dataloader)
-    assert [next(lent) for _ in range(5)] == epochs(0)
+    first_pass = iter(dataloader)
+    assert [next(first_pass) for _ in range(5)] == epochs(0)
     other = iter(dataloader)
     assert next(other) == epochs(1)[0]
-    assert list(lent) == []
+    assert list(first_pass) == []
     assert list(other) == epochs(1)[1:]
 
 

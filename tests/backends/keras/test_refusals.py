@@ -313,12 +313,12 @@ def test_validation_with_other_class_numbers_warns(
         return loader(index, ExactOnceBatchSampler(len(index), batch_size=2), decode=numbers)
 
     one, other = of("train", ["cat", "dog", "owl"]), of("val", names)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for validation in (other.dataset.map(pairs).prefetch(1), other):
             resume = ResumeCallback(one, tmp_path)
             resume.fit(model(), pairs, validation_data=validation, verbose=0)
-    said = [str(each.message) for each in told if "validation_data" in str(each.message)]
+    said = [str(each.message) for each in caught if "validation_data" in str(each.message)]
     assert len(said) == 2 * bool(says)
     if says:
         assert re.match(f"{says}.*--classes {tmp_path}/train/data.index", said[0])
@@ -351,9 +351,9 @@ def test_fit_takes_one_callback_none_or_list_with_resume_callback(tmp_path: Path
 
 def test_random_layers_missing_from_save_warn_once(tmp_path: Path) -> None:
     fit(tmp_path)
-    with pytest.warns(UserWarning, match="random layers, .* not restored") as told:
+    with pytest.warns(UserWarning, match="random layers, .* not restored") as caught:
         fit(tmp_path, model("adam", keras.layers.Dropout(0.1)), epochs=2)
-    assert sum("random layers" in str(one.message) for one in told) == 1
+    assert sum("random layers" in str(one.message) for one in caught) == 1
 
 
 def test_continued_run_does_not_report_early_stopping(

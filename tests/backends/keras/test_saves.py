@@ -397,7 +397,7 @@ def test_fit_takes_inputs_targets_and_sample_weights(tmp_path: Path) -> None:
 def test_fit_trains_on_own_dataset_unchanged(tmp_path: Path) -> None:
     one, network, same = made(), model(), model()
     ResumeCallback(one, tmp_path / "hand").fit(network, one.dataset.map(pairs), verbose=0)
-    ResumeCallback(made(), tmp_path / "door").fit(same, pairs, verbose=0)
+    ResumeCallback(made(), tmp_path / "fit").fit(same, pairs, verbose=0)
     assert (one.epoch, one.step) == (1, 0)
     for mine, theirs in zip(network.get_weights(), same.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -66,7 +66,7 @@ def test_loop_ended_before_damage_keeps_no_error(damaged: Index) -> None:
     before = errors()
     one = loader(damaged, once(), prefetch=8)
     for _ in islice(one.dataset, 4):
-        time.sleep(0.1)  # until the pass has met the damage
+        time.sleep(0.1)  # until the pass has reached the damage
     deadline = time.monotonic() + 60
     while len(errors()) > len(before) and time.monotonic() < deadline:
         time.sleep(0.05)

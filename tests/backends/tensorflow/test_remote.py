@@ -164,7 +164,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 gc.disable()
-gc.freeze()  # what stands now need not be looked at
+gc.freeze()  # what exists now need not be examined
 start = threading.Thread.start
 
 def start_hostile(thread):
@@ -207,7 +207,7 @@ from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 gc.disable()
-gc.freeze()  # what stands now need not be looked at
+gc.freeze()  # what exists now need not be examined
 
 def hostile(method):
     def call(*arguments, **options):

@@ -564,14 +564,14 @@ def test_record_is_decoded_once_and_transformed_for_each_view(
 ) -> None:
     """Captions are joined by sample id; the image of two of them is one decoding."""
     decoded: list[int] = []
-    told: list[tuple[int, int]] = []
+    seen: list[tuple[int, int]] = []
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         decoded.append(len(sample["word"]))
         return lengths(sample)
 
     def transform(sample: dict[str, Any]) -> dict[str, Any]:
-        told.append((sample["record"], sample["view"]))
+        seen.append((sample["record"], sample["view"]))
         return {"length": sample["length"], "caption": sample["caption"]}
 
     pairs = SequentialSampler(3 * RECORDS)
@@ -582,12 +582,12 @@ def test_record_is_decoded_once_and_transformed_for_each_view(
     feed = Feed(index, sampler, decode=decode, transform=transform, side=side, spec=spec)
     assert feed.spec
     decoded.clear()
-    told.clear()
+    seen.clear()
     batch = next(iter(TorchLoader(feed, prefetch=0)))
     assert batch["length"].tolist() == [0, 0, 0, 1, 1, 1]
     assert batch["caption"].tolist() == [0, 10, 20, 30, 40, 50]
     assert sorted(decoded) == [0, 1]
-    assert told == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert seen == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}])

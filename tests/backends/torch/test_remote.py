@@ -69,16 +69,16 @@ def test_own_dataloader_over_remote_dataset_warns_of_many_requests(
     index = open_index(f"{server.url}/data.index", cache=cache)
     feed = Feed(index, BatchSampler(RandomSampler(96, seed=0), batch_size=16))
     server.clear()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dataset = RecordDataset(feed)
     serving = DataLoader(dataset, batch_sampler=RequestSampler(feed), collate_fn=as_tensors)
     assert sum(len(batch["id"]) for batch in serving) == 96
     if cached:
-        assert not told
+        assert not caught
         assert server.asked.total() < 8
     else:
-        assert ["TorchLoader" in str(one.message) for one in told] == [True]
+        assert ["TorchLoader" in str(one.message) for one in caught] == [True]
         assert server.asked.total() > 48  # neighbours are one request
 
 
@@ -143,7 +143,7 @@ def test_workers_report_remote_fault_and_continue(
         assert "__getitem__" in str(caught.value.__cause__), "where in the worker"
         shard.write_bytes(right)
         server.fail = lambda _path, _start: None
-        if fault != "corrupted":  # wrong bytes that came ahead are told one by one
+        if fault != "corrupted":  # wrong bytes that were prefetched are reported one by one
             assert sum(len(batch["id"]) for batch in loader) == 64
     for thread in {*threading.enumerate()} - {*threads.before}:
         if "twinfeed" in thread.name:

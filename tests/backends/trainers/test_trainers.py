@@ -227,7 +227,7 @@ def test_accelerate_resumes_where_iteration_is_set(index: Index) -> None:
 def test_lightning_resumes_on_two_ranks(tmp_path: Path) -> None:
     """Each in a process of its own, which Lightning starts."""
     out = run(PROGRAMS / "lightning_ranks.py", "--out", str(tmp_path), "--devices", "2")
-    assert "of 761 right, each met once" in out
+    assert "of 761 right, each seen once" in out
     assert out.count("of 2: resumed at step 27 with its stream") == 2
 
 

@@ -120,7 +120,7 @@ def test_transformers_counts_records_of_evaluation(
     options = arguments(tmp_path, label_names=["label"])
     trainer = Trainer(None, evaluation, args=options)
     records = RECORDS if some is None else len(some)
-    assert trainer.evaluation_loop(evaluation, "told", True).num_samples == records
+    assert trainer.evaluation_loop(evaluation, "evaluation", True).num_samples == records
     assert len(evaluation.dataset) == records
 
 

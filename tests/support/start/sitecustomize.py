@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 
-def begun(*names: str) -> bool:
+def importing(*names: str) -> bool:
     """Whether any of these is being imported."""
     specs = (getattr(sys.modules.get(name), "__spec__", None) for name in names)
     return any(getattr(spec, "_initializing", False) for spec in specs)
@@ -23,7 +23,7 @@ def begun(*names: str) -> bool:
 
 def freeze_imported(phase: str, info: dict[str, int]) -> None:
     """Leave all objects out of later collections while a framework is being imported."""
-    if phase == "stop" and begun("jax", "keras", "lightning", "tensorflow", "torch"):
+    if phase == "stop" and importing("jax", "keras", "lightning", "tensorflow", "torch"):
         gc.freeze()
 
 
@@ -33,7 +33,7 @@ class Absent:
     @staticmethod
     def find_spec(name: str, *_: Any) -> ModuleSpec | None:
         wanted = name in OPTIONAL and name != os.environ.get("KERAS_BACKEND")
-        wanted = wanted and begun("tensorflow", "keras")
+        wanted = wanted and importing("tensorflow", "keras")
         return ModuleSpec(name, Absent) if wanted else None  # type: ignore[arg-type]
 
     @staticmethod

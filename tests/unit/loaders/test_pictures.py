@@ -46,8 +46,8 @@ def test_plot_mixing_shows_buffer_wedge_but_none_for_shuffle() -> None:
     assert "moves records 0% as far" in stored
     assert "1.0 classes a batch" in stored
     assert "moves records 9" in shuffled or "moves records 10" in shuffled
-    told = diagnose(streams["shuffled"], labels=LABELS).distinct["classes"]
-    assert f"{told.value:.1f} classes a batch, uniform {told.uniform:.1f}" in shuffled
+    measure = diagnose(streams["shuffled"], labels=LABELS).distinct["classes"]
+    assert f"{measure.value:.1f} classes a batch, uniform {measure.uniform:.1f}" in shuffled
     assert "1.0 classes a batch" in given
     assert "keeps" not in given  # nobody knows
     assert "reads in stored order\nkeeps 50 records" in buffer
@@ -76,9 +76,9 @@ def test_plot_mixing_takes_plain_sampler_and_partial_stream() -> None:
 def test_plot_mixing_describes_reads_and_kept_records() -> None:
     uniform = BatchSampler(RandomSampler(10_000, seed=0), batch_size=20)
     blocks = ShardShuffleSampler([10_000], block=50, window=10, seed=0)
-    told = below(plot_mixing({"u": uniform, "b": BatchSampler(blocks, batch_size=20)}))
-    assert told[0].endswith("keeps no record")
-    assert 35 <= int(told[1].split("reads about ")[1].split(" records in a row")[0]) <= 50
+    captions = below(plot_mixing({"u": uniform, "b": BatchSampler(blocks, batch_size=20)}))
+    assert captions[0].endswith("keeps no record")
+    assert 35 <= int(captions[1].split("reads about ")[1].split(" records in a row")[0]) <= 50
     shards = ShardShuffleSampler([3] * 1000, block=16, window=10, seed=0)
     (in_shards,) = below(plot_mixing({"s": BatchSampler(shards, batch_size=20)}))
     assert "reads about 3 records in a row" in in_shards

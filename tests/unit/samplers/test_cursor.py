@@ -184,8 +184,8 @@ def test_ranks_of_an_evaluation_agree_on_the_epoch() -> None:
     ranks = [ExactOnceBatchSampler(761, batch_size=64).shard(rank, 2) for rank in range(2)]
     next(iter(ranks[0]))
     list(ranks[0])
-    met = np.concatenate([ids for rank in ranks for ids in rank])
-    assert sorted(met) == list(range(761))
+    received = np.concatenate([ids for rank in ranks for ids in rank])
+    assert sorted(received) == list(range(761))
 
 
 def test_iterator_draws_nothing_before_its_first_next() -> None:
@@ -261,7 +261,7 @@ def test_state_within_a_pass_counts_drawn_batches() -> None:
 
 
 def test_copies_and_pickles_keep_position_and_move_independently() -> None:
-    """The running pass stays with the stream that it was begun on."""
+    """The running pass stays with the stream that it was started on."""
     stream = training()
     stream.load_state_dict(stream.state_at(1, 2))
     running = stream.passes()
@@ -276,7 +276,7 @@ def test_copies_and_pickles_keep_position_and_move_independently() -> None:
 
 
 def test_copy_of_loaded_stream_resumes_at_its_state() -> None:
-    """A state that no pass has begun at yet is copied too."""
+    """A state at which no pass has started yet is copied too."""
     stream = training()
     stream.load_state_dict(stream.state_at(1, 2))
     for other in (stream.shard(1, 2), copy.copy(stream), stream):
@@ -439,7 +439,7 @@ def test_skipping_the_rest_of_a_loaded_epoch_warns() -> None:
         UserWarning, match="the last batches of epoch 1 are skipped: a state of its step 3"
     ):
         given_up.advance()
-    given_up.advance()  # told once
+    given_up.advance()  # warns once
     kept = loaded(training(), 1, 3)
     for epoch in (2, 1):
         kept.set_epoch(epoch)
@@ -456,6 +456,6 @@ def test_stream_warns_once_when_rest_of_loaded_epoch_is_skipped() -> None:
     stream = training()
     stream.load_state_dict(stream.state_at(1, 3))
     stream.set_epoch(2)
-    with pytest.warns(UserWarning, match="the last batches of epoch 1 are skipped") as told:
+    with pytest.warns(UserWarning, match="the last batches of epoch 1 are skipped") as caught:
         list(stream)
-    assert len(told) == 1
+    assert len(caught) == 1

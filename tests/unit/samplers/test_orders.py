@@ -307,14 +307,14 @@ def test_one_view_per_epoch_shows_each_in_turn() -> None:
     stream = BatchSampler(
         ViewSampler(RandomSampler(4, seed=0), counts, per_epoch="one", seed=1), batch_size=3
     )
-    met: list[list[int]] = [[] for _ in counts]
+    views_seen: list[list[int]] = [[] for _ in counts]
     for epoch in range(12):
         ids = _flat(stream, epoch)
         records, views = stream.records(ids), stream.views(ids)
         assert sorted(records.tolist()) == [0, 1, 2, 3]
         for record, view in zip(records.tolist(), views.tolist(), strict=True):
-            met[record].append(view)
-    for count, views in zip(counts, met, strict=True):
+            views_seen[record].append(view)
+    for count, views in zip(counts, views_seen, strict=True):
         traversals = np.sort(np.array(views).reshape(-1, count), axis=1)
         assert (traversals == np.arange(count)).all()
 

@@ -218,7 +218,7 @@ def test_records_option_equals_sampler_over_those_records(options: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("records", "told"),
+    ("records", "message"),
     [
         ([0, 300], "records must be below 300, their number, got 300"),
         ([0, 5, 0], "records must differ from each other, got 0 more than once"),
@@ -226,9 +226,9 @@ def test_records_option_equals_sampler_over_those_records(options: dict[str, Any
         ([], "p must be at most the number of classes in the data, 0 of those kept"),
     ],
 )
-def test_records_option_is_checked(records: list[int], told: str) -> None:
+def test_records_option_is_checked(records: list[int], message: str) -> None:
     labels = np.arange(300) % 12
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         PKBatchSampler(labels, p=4, k=2, seed=7, records=np.array(records, np.int64))
 
 
@@ -285,9 +285,9 @@ def test_small_classes_are_repeated_or_left_out(small: str, classes: int) -> Non
     """Classes of 2, 3 and 5 records with K = 6; repeats begin after all its records came."""
     sampler = PKBatchSampler(LABELS, p=4, k=6, seed=5, small=small, batches_per_epoch=50)
     assert sampler.num_classes == classes
-    met = np.concatenate(sampler.batches(0, 0, 50))
-    assert len(np.unique(LABELS[met])) == classes
-    for block in met.reshape(-1, 6):
+    drawn = np.concatenate(sampler.batches(0, 0, 50))
+    assert len(np.unique(LABELS[drawn])) == classes
+    for block in drawn.reshape(-1, 6):
         counts = Counter(block.tolist())
         assert len(counts) == min(6, np.count_nonzero(LABELS[block[0]] == LABELS))
         assert max(counts.values()) - min(counts.values()) <= 1
@@ -350,11 +350,11 @@ def test_epochs_of_all_classes_contain_every_class(classes: int, p: int) -> None
     labels = np.repeat(np.arange(classes), 2)
     steps = -(-classes // p)
     sampler = PKBatchSampler(labels, p=p, k=2, seed=0, batches_per_epoch=steps)
-    met = [set(labels[np.concatenate(sampler.batches(e, 0, steps))]) for e in range(30)]
-    assert len(met[0]) == classes
+    drawn = [set(labels[np.concatenate(sampler.batches(e, 0, steps))]) for e in range(30)]
+    assert len(drawn[0]) == classes
     if classes % p == 0:
-        assert {len(epoch) for epoch in met} == {classes}
-    assert {len(first | second) for first, second in pairwise(met)} == {classes}
+        assert {len(epoch) for epoch in drawn} == {classes}
+    assert {len(first | second) for first, second in pairwise(drawn)} == {classes}
 
 
 def test_default_epochs_have_as_many_batches_as_records_fill() -> None:
@@ -389,12 +389,12 @@ def test_coverage_once_and_all_contain_the_promised_records(
             assert (blocks == blocks[:, :1]).all()
             assert len(np.unique(blocks)) == p
             assert len(np.unique(batch)) == p * k
-        met = np.concatenate(batches)
+        drawn = np.concatenate(batches)
         if mode == "once":
-            assert len(np.unique(met)) == len(met)
+            assert len(np.unique(drawn)) == len(drawn)
             assert len(batches) == slow.most_batches(tuple(size // k for size in kept), p)
         else:
-            assert len(np.unique(met)) == sum(kept)
+            assert len(np.unique(drawn)) == sum(kept)
             needed = [-(-size // k) for size in kept]
             assert len(batches) == max(-(-sum(needed) // p), *needed)
 
@@ -435,12 +435,12 @@ def test_chunks_left_out_rotate_over_classes() -> None:
     """Two chunks too many each epoch: over seven epochs of seven classes each loses two."""
     labels = np.repeat(np.arange(7), 10)
     sampler = PKBatchSampler(labels, p=3, k=5, seed=0, coverage="once")
-    met = [
+    drawn = [
         np.bincount(labels[np.concatenate(sampler.batches(e, 0, 4))], minlength=7) // 5
         for e in range(14)
     ]
-    lost = (2 - np.array(met)).sum(axis=0)
-    assert np.array(met).sum(axis=1).tolist() == [12] * 14
+    lost = (2 - np.array(drawn)).sum(axis=0)
+    assert np.array(drawn).sum(axis=1).tolist() == [12] * 14
     assert lost.tolist() == [4] * 7
 
 
@@ -449,14 +449,14 @@ def test_stored_order_cycles_through_each_class() -> None:
     options = {"p": 4, "k": 3, "small": "repeat", "batches_per_epoch": 9, "seed": 1}
     stored = PKBatchSampler(LABELS, order_within="stored", **options)
     usual = PKBatchSampler(LABELS, **options)
-    met: dict[int, int] = {}
+    num_drawn: dict[int, int] = {}
     for epoch in range(3):
         for step in range(9):
             classes = LABELS[usual.batch(epoch, step)]
             for label, record in zip(classes, stored.batch(epoch, step), strict=True):
                 own = np.flatnonzero(label == LABELS)
-                assert record == own[met.get(label, 0) % len(own)]
-                met[label] = met.get(label, 0) + 1
+                assert record == own[num_drawn.get(label, 0) % len(own)]
+                num_drawn[label] = num_drawn.get(label, 0) + 1
 
 
 def test_stored_order_is_refused_with_coverage() -> None:
@@ -472,5 +472,5 @@ def test_each_rank_of_a_covering_epoch_has_most_classes(coverage: str) -> None:
     for epoch in (0, 1):
         for rank in range(8):
             batches = sampler.shard(rank, 8).batches(epoch, 0, len(sampler))
-            met = len(np.unique(labels[np.concatenate(batches)]))
-            assert met >= 0.8 * 300
+            num_classes = len(np.unique(labels[np.concatenate(batches)]))
+            assert num_classes >= 0.8 * 300

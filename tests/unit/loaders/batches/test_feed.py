@@ -29,19 +29,19 @@ from twinfeed.samplers import (
 def test_transform_receives_sample_columns_ids_and_seeds(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
-    told = []
+    samples = []
 
     def transform(sample: dict[str, Any]) -> dict[str, Any]:
-        told.append(sample)
+        samples.append(sample)
         return sample
 
     side = {"weight": np.arange(6, dtype=np.float32) / 2}
     feed = Feed(index, sampler, decode=measure, transform=transform, side=side)
     assert feed.spec
-    told.clear()
+    samples.clear()
     batch = batch_of(feed, request_of(3, 1, views=(0, 7)))
-    assert len(told) == 2
-    assert told[1] == {
+    assert len(samples) == 2
+    assert samples[1] == {
         "size": 2, "label": 1, "weight": 0.5,
         "id": 1, "record": 1, "view": 7, "seed": 1, "seed32": 1,
     }  # fmt: skip

@@ -55,11 +55,13 @@ def seldom(_: object) -> dict[str, Any]:
 def test_unseeded_random_transform_is_refused(
     index: Index, sampler: ExactOnceBatchSampler, draw: Any
 ) -> None:
-    told = r"transform returned different results for one sample and one seed.*Seeded\(transform\)"
-    with pytest.raises(ValueError, match=told):
+    message = (
+        r"transform returned different results for one sample and one seed.*Seeded\(transform\)"
+    )
+    with pytest.raises(ValueError, match=message):
         next(made(Feed(index, sampler, transform=draw)))
     spec = {"x": FieldSpec((), np.dtype(float))}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         next(made(Feed(index, sampler, transform=draw, spec=spec)))
 
 
@@ -107,14 +109,14 @@ def test_threads_call_a_seeded_transform_one_at_a_time(
 
 
 def test_seeds_have_64_and_32_bits(index: Index) -> None:
-    told = []
+    seeds = []
 
     def note(sample: dict[str, Any]) -> dict[str, Any]:
-        told.append((sample["seed"], sample["seed32"]))
+        seeds.append((sample["seed"], sample["seed32"]))
         np.random.default_rng(sample["seed32"])
         return {"x": 1}
 
     feed = Feed(index, BatchSampler(RandomSampler(6, seed=0), batch_size=6), transform=note)
     feed[0, 0]
-    assert all(seed % 2**32 == seed32 for seed, seed32 in told)
-    assert any(seed >= 2**32 for seed, _ in told)
+    assert all(seed % 2**32 == seed32 for seed, seed32 in seeds)
+    assert any(seed >= 2**32 for seed, _ in seeds)

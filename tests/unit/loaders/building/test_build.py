@@ -119,8 +119,8 @@ def test_index_options_record_how_it_was_built(tmp_path: Path) -> None:
     built = build_index(
         tfrecords(tmp_path), tmp_path / "x.index", label="label", fields=["image"], **reading
     )
-    told = open_index(built.path).options
-    assert told == IndexOptions(
+    options = open_index(built.path).options
+    assert options == IndexOptions(
         container="tfrecord",
         key="key",
         lists=["image"],

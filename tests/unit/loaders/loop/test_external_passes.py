@@ -18,10 +18,10 @@ def test_tracked_passes_advance_epoch_by_epoch() -> None:
     one, cursor = passes()
     one.track_from(0, 0)
     for epoch in range(3):
-        begun = one.start()
-        assert begun[:2] == (epoch, 0)
+        start = one.start()
+        assert start[:2] == (epoch, 0)
         assert one.started_at(epoch, 0)
-        one.finish(begun)
+        one.finish(start)
     assert (cursor.epoch, cursor.step) == (0, 0)
 
 
@@ -62,9 +62,9 @@ def test_tracked_evaluation_stays_in_its_epoch() -> None:
     one, cursor = passes(evaluation=True)
     one.track_from(0, 0)
     for _ in range(3):
-        begun = one.start()
-        assert begun[:2] == (0, 0)
-        one.finish(begun)
+        start = one.start()
+        assert start[:2] == (0, 0)
+        one.finish(start)
     assert (cursor.epoch, cursor.step) == (0, 0)
 
 
@@ -82,9 +82,9 @@ def test_peeking_pass_is_whole_and_moves_nothing() -> None:
     cursor.seek(1, 0)
     one.track_from(1, 2)
     one.peeking = True
-    begun = one.start()
-    assert begun[:2] == (1, 0)
-    one.finish(begun)
+    start = one.start()
+    assert start[:2] == (1, 0)
+    one.finish(start)
     one.peeking = False
     assert one.start()[:2] == (1, 2)
     assert (cursor.epoch, cursor.step) == (1, 0)

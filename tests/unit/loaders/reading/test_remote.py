@@ -66,10 +66,10 @@ def at(server: RangeServer, index: Index) -> Index:
 def extents(index: Index, ids: Any) -> Any:
     """Return a range for each of these records."""
     rows = index.rows(["x"], np.asarray(ids))
-    told = np.zeros(len(rows), FILE_RANGE)
-    told["file"], told["start"], told["block"] = rows["file"], rows["offset"], NO_BLOCK
-    told["stop"] = rows["offset"] + rows["length"]
-    return told
+    ranges = np.zeros(len(rows), FILE_RANGE)
+    ranges["file"], ranges["start"], ranges["block"] = rows["file"], rows["offset"], NO_BLOCK
+    ranges["stop"] = rows["offset"] + rows["length"]
+    return ranges
 
 
 def test_label_function_sees_names_of_remote_shards(tmp_path: Path, server: RangeServer) -> None:
@@ -139,9 +139,9 @@ def test_bytes_in_flight_stay_within_their_limit(
 
 def test_range_is_fetched_once_and_released_after_use(tmp_path: Path, server: RangeServer) -> None:
     index = large(tmp_path, shards=1, records=8, size=1000)
-    told = np.array([(0, 0, int(index.shards["bytes"][0]), NO_BLOCK, 3)], FILE_RANGE)
+    ranges = np.array([(0, 0, int(index.shards["bytes"][0]), NO_BLOCK, 3)], FILE_RANGE)
     with Reader(at(server, index)) as reader:
-        fetch_ahead(reader, told)
+        fetch_ahead(reader, ranges)
         for record in range(8):
             reader._files.buffer.release_before(3)
             reader.read([record])
@@ -411,7 +411,9 @@ def test_consecutive_epochs_request_each_byte_once(
     with NumpyLoader(feed, prefetch=2, readahead=20 * size) as loader:
         for epoch in range(5):
             assert sum(len(batch["id"]) for batch in loader) == records
-            begun = 40 * (epoch > 0)  # records of the next epoch: the bound, and the last batch
-            assert server.sent <= 1.1 * ((epoch + 1) * records + begun) * size
+            prefetched = 40 * (
+                epoch > 0
+            )  # records of the next epoch: the bound, and the last batch
+            assert server.sent <= 1.1 * ((epoch + 1) * records + prefetched) * size
             if epoch > 1:
                 assert server.sent >= 0.7 * epoch * records * size, "nothing is kept for long"

@@ -85,10 +85,10 @@ def test_secret_in_a_url_is_refused_and_masked(
     for call in calls:
         with pytest.raises((LoaderError, ValueError)) as caught:
             call()
-        told = f"{caught.value}{caught.value!r}{vars(caught.value)}"
-        assert SECRET not in told
+        shown = f"{caught.value}{caught.value!r}{vars(caught.value)}"
+        assert SECRET not in shown
         if isinstance(caught.value, LoaderError):
-            assert "credentials belong in the environment" in told
+            assert "credentials belong in the environment" in shown
     for command in (["info"], ["verify"], ["index", "--out", str(tmp_path / "z")], ["cat"]):
         assert main([command[0], url, *command[1:], *(["0"] if command == ["cat"] else [])]) != 0
     out = capsys.readouterr()

@@ -34,11 +34,11 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "given", "options", "told"), CALLS)
+@pytest.mark.parametrize(("make", "given", "options", "message"), CALLS)
 def test_an_option_names_its_counterpart(
-    make: Any, given: tuple[Any, ...], options: dict[str, Any], told: str
+    make: Any, given: tuple[Any, ...], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(TypeError, match=f"{make.__name__} .*{told}"):
+    with pytest.raises(TypeError, match=f"{make.__name__} .*{message}"):
         make(*given, **options)
 
 
@@ -53,8 +53,8 @@ LOADERS = {
 
 
 def check_loader(loader: Any) -> None:
-    for name, told in LOADERS.items():
-        with pytest.raises(TypeError, match=f"{loader.__name__} takes no {name}=: .*{told}"):
+    for name, message in LOADERS.items():
+        with pytest.raises(TypeError, match=f"{loader.__name__} takes no {name}=: .*{message}"):
             loader(None, **{name: True})
 
 

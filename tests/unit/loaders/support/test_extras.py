@@ -61,9 +61,10 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_import_error_names_the_extra(bare: Path, name: str) -> None:
     module, extra = MODULES[name]
-    told = run(bare, f"import twinfeed.loaders.{name}")
+    message = run(bare, f"import twinfeed.loaders.{name}")
     assert (
-        told == f"ModuleNotFoundError: twinfeed.loaders.{name} needs {module}: {ON.format(extra)}"
+        message
+        == f"ModuleNotFoundError: twinfeed.loaders.{name} needs {module}: {ON.format(extra)}"
     )
 
 
@@ -78,5 +79,5 @@ import twinfeed.loaders as tl, twinfeed.samplers as ts
 index = tl.pack([{"txt": b"a"}], "compared", overwrite=True)["data"]
 tl.compare(tl.Feed(index, ts.ExactOnceBatchSampler(1, batch_size=1)))
 """
-    told = f"ModuleNotFoundError: compare with backend 'torch' needs torch: {ON.format('torch')}"
-    assert run(bare, code) == told
+    message = f"ModuleNotFoundError: compare with backend 'torch' needs torch: {ON.format('torch')}"
+    assert run(bare, code) == message

@@ -129,9 +129,9 @@ def test_plan_warns_of_small_random_reads_of_large_data(
     blocks = Feed(small, BatchSampler(shuffled(small, seed=0), batch_size=10))
     assert not plan(blocks).findings  # of so little data blocks cannot be long
     monkeypatch.setattr(planning, "_SMALL_DATA", 0)
-    told = plan(blocks)
-    assert told.requests <= 2 * -(-5000 // 32)  # each block, in two parts if a segment ends in it
-    assert "take blocks of about 4 MB, and shards of many blocks" in told.findings[0]
+    report = plan(blocks)
+    assert report.requests <= 2 * -(-5000 // 32)  # each block, in two parts if a segment ends in it
+    assert "take blocks of about 4 MB, and shards of many blocks" in report.findings[0]
 
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])

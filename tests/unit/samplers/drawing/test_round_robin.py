@@ -75,8 +75,11 @@ def test_constant_segments_end_together_and_stagger_their_blocks(
     if lengths.max() - lengths[-1] > 1:
         assert segments >= 16
         assert 2 * lengths[-1] >= lengths.max() - 1
-        begun = np.sort(bounds[:-1] % block)  # the fewest segments that can begin at the same place
-        assert np.diff(np.searchsorted(begun, np.arange(block + 1))).max() <= -(-segments // block)
+        # No more segments start at the same offset of a block than must.
+        offsets = np.sort(bounds[:-1] % block)
+        assert np.diff(np.searchsorted(offsets, np.arange(block + 1))).max() <= -(
+            -segments // block
+        )
 
 
 @given(size=st.integers(0, 1000), segments=st.integers(1, 40))
@@ -195,9 +198,9 @@ def test_first_round_reads_half_a_window_and_no_record_twice(sections: int) -> N
         assert ((first <= ids) & (ids < stop)).all()
         _, opened = np.unique(first, return_index=True)
         assert (stop - first)[opened].sum() == len(order)
-        begun = opened[opened < 128]
-        assert len(begun) == 128
-        assert 128 * 50 * 0.4 <= (stop - first)[begun].sum() <= 128 * 50 * 0.6
+        early = opened[opened < 128]
+        assert len(early) == 128
+        assert 128 * 50 * 0.4 <= (stop - first)[early].sum() <= 128 * 50 * 0.6
         # A range is read in one go: it is never left for longer than as many rounds.
         lasts = {range_: place for place, range_ in enumerate(first.tolist())}
         assert all(

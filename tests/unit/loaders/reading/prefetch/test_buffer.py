@@ -106,7 +106,7 @@ def test_range_of_several_parts_is_one_buffer(network: Callable[..., None]) -> N
 
 
 def test_range_of_cleared_buffer_drops_no_other_range(buffer: RangeBuffer) -> None:
-    """As where a batch of an abandoned pass fails while the next pass has begun."""
+    """As where a batch of an abandoned pass fails after the next pass has started."""
     fetch(buffer, 0)
     old = buffer._ranges[0, 0, SIZE]
     buffer.start_plan(None)

@@ -226,20 +226,20 @@ def test_cold_pages_are_detected(tmp_path: Path) -> None:
 
 
 def test_close_stops_the_readahead_thread(long: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-    begun, go_on = threading.Event(), threading.Event()
+    advised: list[int] = []
+    started, go_on = threading.Event(), threading.Event()
 
     def slow(fd: int, *_: Any) -> None:
-        told.append(fd)
-        begun.set()
+        advised.append(fd)
+        started.set()
         assert go_on.wait(20)
 
     monkeypatch.setattr(local, "advise", slow)
     reader = Reader(long)
     for _ in range(2):
-        told.clear()
+        advised.clear()
         read_ahead(reader, [0, 50, 150])  # in three shards
-        assert begun.wait(20)
+        assert started.wait(20)
         read_ahead(reader, [60])
         closing = threading.Thread(target=reader.close)
         closing.start()
@@ -247,15 +247,15 @@ def test_close_stops_the_readahead_thread(long: Index, monkeypatch: pytest.Monke
             time.sleep(0.001)
         go_on.set()
         closing.join()
-        assert len(told) == 1
+        assert len(advised) == 1
         assert not started_threads()
-        begun.clear()
+        started.clear()
         go_on.clear()
     go_on.set()
-    told.clear()
+    advised.clear()
     read_ahead(reader, [0])
     reader._files.kernel_readahead._thread.join()  # type: ignore[attr-defined]
-    assert len(told) == 1, "and nothing from before"
+    assert len(advised) == 1, "and nothing from before"
 
 
 def test_memory_is_at_most_that_of_the_machine(long: Index) -> None:
@@ -316,9 +316,9 @@ def test_row_outside_its_shard_raises_when_it_is_read(tmp_path: Path) -> None:
     rows.flush()
     again = open_index(index.path)
     ids, fields = np.arange(8), list(again.fields)[:1]
-    (told,) = ranges_of_records(again, fields, ids, ids, NO_BLOCK, LOCAL_GAP).tolist()
+    (range_,) = ranges_of_records(again, fields, ids, ids, NO_BLOCK, LOCAL_GAP).tolist()
     row = again.rows(fields, np.array([5]))[0]
-    assert told[2:] == (row["offset"] + row["length"], NO_BLOCK, 5)
+    assert range_[2:] == (row["offset"] + row["length"], NO_BLOCK, 5)
 
 
 def test_shuffled_depends_on_index_and_options(long: Index, tmp_path: Path) -> None:
@@ -387,11 +387,11 @@ def test_reading_into_next_epoch_does_not_move_the_loader(
     order = ShardShuffleSampler(long.shard_lengths, seed=0, block=10, window=4)
     sampler = BatchSampler(order, batch_size=20)
     feed = Feed(long, sampler)
-    told: list[int] = []
+    steps: list[int] = []
     monkeypatch.setattr(
         local.LocalFiles,
         "apply",
-        lambda _self, _plan, event: told.extend(event.ranges["step"]),
+        lambda _self, _plan, event: steps.extend(event.ranges["step"]),
     )
     with NumpyLoader(feed, prefetch=prefetch, readahead=30 * RECORD) as loader:
         for epoch in (0, 1, 2, 9, 10):
@@ -402,13 +402,13 @@ def test_reading_into_next_epoch_does_not_move_the_loader(
             assert (loader.epoch, loader.step) == (epoch + 1, 0)
             assert loader.state_dict()["fingerprint"] == sampler.fingerprint
             follows = epoch in (1, 2, 10)
-            assert (max(told) >= 10 * (epoch + 1)) == follows
-            assert max(told) < 10 * (epoch + 2)
+            assert (max(steps) >= 10 * (epoch + 1)) == follows
+            assert max(steps) < 10 * (epoch + 2)
         assert not pickle.loads(pickle.dumps(loader.schedules))
 
 
 @pytest.mark.parametrize(("limit", "least", "most"), [(None, 1000, 1300), (1 << 26, 2000, 3000)])
-def test_plan_requests_at_most_a_thousand_small_ranges_ahead_unless_told(
+def test_plan_requests_at_most_a_thousand_small_ranges_ahead_unless_limit_is_set(
     tmp_path: Path, limit: int | None, least: int, most: int
 ) -> None:
     """More would keep the threads of requests so busy that the loop waits for the processor."""
