@@ -142,27 +142,29 @@ class BucketBatchSampler(BatchStream):
     def _batch_records(self, epoch: int, number: int) -> Int64s:
         """Return the records of batch `number` of an epoch, in random order, int64[n].
 
-        A batch has the records at the positions `start` to `stop - 1` of the epoch's order.
+        Each epoch has an order of all records by cost, with some randomness, in which a batch is a
+        range of positions.
         """
         start, stop = self._bounds[number : number + 2]
         records = self._records_at(epoch, start, stop)
+        # Shuffle them: sort by random words.
         random = random_words(derive(self._keys["place"], epoch), records)
         return records[np.argsort(random, kind="stable")]
 
     def _records_at(self, epoch: int, start: int, stop: int) -> Int64s:
         """Return the records at the positions `start` to `stop - 1` of an epoch's order.
 
-        An epoch's order is by cost, such as the length of a sentence, with some randomness: the
-        sort key of a record is the sum of all costs up to its own, plus a random number from 0 to
-        `_window`. The keys of most records are too small or too large for these positions. So only
-        the others, the candidates, are sorted.
+        The order is by cost, such as the length of a sentence, with some randomness: the sort key
+        of a record is the sum of all costs up to its own, plus a random number from 0 to `_window`.
+        The keys of most records are too small or too large for these positions. So only the others,
+        the candidates, are sorted.
         """
         first, last = self._candidate_range(start, stop)
         candidates = self._records_by_cost[first : last + 1]
         random = random_words(derive(self._keys["record"], epoch), candidates)
         sort_keys = self._cost_sums[first : last + 1] + uniform_below(random, self._window + 1)
         sorted_candidates = candidates[np.argsort(sort_keys, kind="stable")]
-        # Before the candidates, `first` records of smaller costs have the positions from 0 on.
+        # The `first` records of smaller costs have the positions before the candidates.
         return sorted_candidates[start - first : stop - first]
 
     def _candidate_range(self, start: int, stop: int) -> tuple[int, int]:

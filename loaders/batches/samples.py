@@ -234,7 +234,7 @@ class Samples:
 
         for fill in (0, 1):
             decode_filled = partial(decode_into_arrays, fill)
-            # The result for `first` of several calls, which must be equal.
+            # Returns the sample of `first`, after several calls with equal results.
             result = call_repeatedly("decode", decode_filled, first, second, times=3)
             if not bitwise_equal(result, sample):
                 advice = f"write every element of {list(decode.writes)}, or leave `writes` out"

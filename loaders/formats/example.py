@@ -268,7 +268,7 @@ def _number_stops(kind: str, packed: bytes, byte_stops: Int64s) -> Int64s | None
         stops, remainders = np.divmod(byte_stops, 4)
         return None if remainders.any() else stops
     is_last_byte = np.frombuffer(packed, np.uint8) < 128  # True, True, False, True
-    if not is_last_byte[byte_stops[byte_stops > 0] - 1].all():
+    if not is_last_byte[byte_stops[byte_stops > 0] - 1].all():  # a stop after another byte
         return None
     return np.flatnonzero(is_last_byte).searchsorted(byte_stops)
 
@@ -326,9 +326,9 @@ def _feature(name: str, value: Any) -> bytes:
 
 
 def _check_int64(name: str, values: Any, array: npt.NDArray[Any]) -> None:
-    """Raise ValueError for integers beyond int64, of which numpy has made this array.
+    """Raise ValueError for integers beyond int64. `array` is `np.asarray(values)`.
 
-    The array is unsigned, or of floats if some are negative: [-1, 2**63] becomes [-1.0, 2.0**63].
+    numpy converts a list of such integers to uint64, or to floats if some are negative.
     """
     if array.dtype.kind == "u":
         is_beyond = int(array.max(initial=0)) >= 1 << 63

@@ -230,10 +230,11 @@ class _BlockSizeSums(PrefixSums):
         self._progress = 0, np.zeros(num_rows, np.int64)
 
     def prepare(self, fraction: float) -> None:
-        """Do this fraction of the work for the table, and a quarter more, if it is not done yet.
+        """Examine the first `fraction` of the shards, and a quarter more, if that is not done yet.
 
-        The work is done by many calls, with a fraction that grows from 0 to 1, so that none takes
-        long. It is complete at a fraction of 0.8 already, before the table is needed.
+        All shards must be examined before the table can be computed. This is done by many calls,
+        with a fraction that grows from 0 to 1, so that none takes long. It is complete at a
+        fraction of 0.8 already, before the table is needed.
         """
         num_shards = self._blocks.num_shards
         self._count_missing(min(num_shards, int(num_shards * fraction * _HEAD_START)))
@@ -253,11 +254,12 @@ class _BlockSizeSums(PrefixSums):
         return table  # [0, 8, 13, 17]
 
     def _count_missing(self, stop: int) -> Int64s:
-        """Count the records that short blocks lack, in each row of blocks, for the first shards.
+        """Return how many records are missing in each row of blocks, int64[rows].
 
-        All blocks are in a random order, and a row is `_row_size` consecutive blocks. The last
-        block of a shard may be short. The blocks of the first `stop` shards are counted, or of more
-        if an earlier call has counted more.
+        Shards are divided into blocks of equal size, but records may be missing in the last block
+        of a shard. All blocks are in a random order, and a row is `_row_size` consecutive blocks.
+        Only the blocks of the first `stop` shards are counted, or of more shards if an earlier call
+        has counted them.
         """
         first, num_missing = self._progress
         for start in range(first, stop, _CHUNK):

@@ -123,9 +123,9 @@ class PrefixSums:
     def _locate_in_rows(self, rows: Int64s, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the bin that contains each position, and the first position in it.
 
-        All positions are in the bins of these rows, which are in ascending order. The comments have
-        the values for the rows 0 and 1 of two bins each, of the sizes 2 0 and 3 1, and for the
-        positions 5 and 1.
+        A row is `_row_size` consecutive bins. All positions are in these rows, which are ascending.
+        The comments have the values for the rows 0 and 1, which are bins of the sizes 2 0 and 3 1,
+        and for the positions 5 and 1.
         """
         bin_starts = self._sums_in_rows(rows).reshape(-1)  # [0, 2, 2, 5]
         found = np.searchsorted(bin_starts, positions, side="right") - 1  # [3, 0]

@@ -152,8 +152,8 @@ class ShuffledRoundRobin:
         """
         segment = np.empty(round_.shape, np.int64)
         max_rounds = max(1, _MAX_SORTED // len(self._lengths))  # at a time, to bound memory
-        # A few distinct rounds at a time: `segment[i]` are in the rounds `rounds[row]`. The values
-        # are [5, 6], [0, 2, 1] and [0, 0, 1].
+        # A few distinct rounds at a time: `segment[i]` are in the rounds `rounds[row]`, here
+        # [5, 6], [0, 2, 1] and [0, 0, 1].
         for rounds, i, row in distinct_chunks(round_, max_rounds):
             # A row for each of the rounds, [[2, 0, 1], [0, 2, 1]]. It is cached, since the next
             # batch often has the same round, if there are many segments.
@@ -211,8 +211,8 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
         num_blocks += 1  # 33
     padded_size = num_blocks * block  # 528
     num_missing = padded_size - size  # the records that the last segment lacks: 16 of 33
-    # After the last segment has ended, one segment fewer is mixed. If that is for long, or of few
-    # segments, divide the records equally instead.
+    # After the last segment has ended, records of one segment fewer are mixed. With few segments,
+    # or for long, that would make the order less random: then divide the records equally.
     if count < _MIN_SEGMENTS_FOR_SHORT_ONE or num_missing > size // count // 2:
         padded_size = size
     # The bounds are number * padded_size // count. This product might overflow int64, so the
