@@ -6,12 +6,12 @@ import http.server
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inside import Location, open_store, retries, unquoted
+from support.inside import Location, open_store, unquoted
 from support.servers import RangeServer
 
 from twinfeed.loaders import (
@@ -59,6 +59,7 @@ class World:
     far: Index
     shard: str
     patch: pytest.MonkeyPatch = field(default_factory=pytest.MonkeyPatch)
+    network: Callable[..., None] = lambda **_: None
     out: Path = Path()
 
     def at(self, place: str) -> str:
@@ -91,9 +92,14 @@ def made(tmp_path_factory: pytest.TempPathFactory, s3: str) -> Iterator[World]:
 
 
 @pytest.fixture
-def world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(
+    made: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    network: Callable[..., None],
+) -> World:
     """The world as it was made, with short pauses."""
-    made.patch, made.out = monkeypatch, tmp_path / "out"
+    made.patch, made.network, made.out = monkeypatch, network, tmp_path / "out"
     server = made.server
     server.fail, server.headers, server.moved, server.tags = lambda _path, _start: None, {}, {}, {}
     for one in (server, made.other):
@@ -101,13 +107,8 @@ def world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(open_store, "_stores", {})
-    use(made, retry_seconds=0.09)
+    network(first_pause=0.01, longest_pause=0.02, retry_seconds=0.09)
     return made
-
-
-def use(w: World, **changes: float) -> None:
-    fast = replace(retries.NETWORK, first_pause=0.01, longest_pause=0.02)
-    w.patch.setattr(retries, "NETWORK", replace(fast, **changes))
 
 
 def built(shards: str) -> Call:
@@ -123,7 +124,7 @@ def read(fate: int | str | None = None, **changes: float) -> Call:
 
     def call(w: World) -> object:
         w.server.fail = lambda _path, _start: fate
-        use(w, **changes)
+        w.network(**changes)
         return w.read()
 
     return call
@@ -140,7 +141,7 @@ def redirected(to: str) -> Call:
 def changing(w: World) -> object:
     """Open an index of which each request finds another state."""
     w.server.fail = lambda name, start: w.server.tags.update({name: f'"{start}"'})
-    use(w, part_bytes=1300)
+    w.network(part_bytes=1300)
     return open_index(f"{w.server.url}/data.index")
 
 
@@ -162,7 +163,7 @@ def answered(place: str, **variables: str | None) -> Call:
     """In a store whose answer has the status that the bucket is named after."""
 
     def call(w: World) -> object:
-        use(w, retry_seconds=0)
+        w.network(retry_seconds=0)
         at = {"AWS_ENDPOINT_URL": w.answers, **variables}
         return under(built(place) if "*" in place else opened(place), **at)(w)
 

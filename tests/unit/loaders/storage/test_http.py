@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,13 +73,8 @@ def without_exceptions(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delenv(name, raising=False)
 
 
-def limit_seconds(monkeypatch: pytest.MonkeyPatch, request: float) -> None:
-    fast = replace(retries.NETWORK, first_pause=0.01, longest_pause=0.02)
-    monkeypatch.setattr(retries, "NETWORK", replace(fast, request_seconds=request))
-
-
 def test_silent_kept_connections_take_one_deadline(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, network: Callable[..., None]
 ) -> None:
     """As behind a NAT: nothing is refused, and nothing comes. The next attempt connects anew."""
     all_there, over = threading.Barrier(24), threading.Event()
@@ -100,14 +94,14 @@ def test_silent_kept_connections_take_one_deadline(
     with serving(handle) as address, ThreadPoolExecutor(24) as pool:
         store = store_of(Location.of(f"http://{address}"))
         list(pool.map(lambda _: store.read("a.tar", 0, 3), range(24)))
-        limit_seconds(monkeypatch, 3)
+        network(first_pause=0.01, longest_pause=0.02, request_seconds=3)
         assert bytes(store.read("a.tar", 0, 3).data) == b"abc"
         over.set()
     assert len(silent) == 1
     assert len(opened) == 25
 
 
-def test_trickling_response_takes_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trickling_response_takes_one_deadline(network: Callable[..., None]) -> None:
     def handle(handler: socketserver.StreamRequestHandler) -> None:
         head(handler)
         handler.wfile.write(b"HTTP/1.1 206 Partial Content\r\nA: ")
@@ -115,7 +109,7 @@ def test_trickling_response_takes_one_deadline(monkeypatch: pytest.MonkeyPatch) 
             handler.wfile.write(b"b")
             time.sleep(0.05)
 
-    limit_seconds(monkeypatch, 0.5)
+    network(first_pause=0.01, longest_pause=0.02, request_seconds=0.5)
     with serving(handle) as address, pytest.raises(LoaderError, match="TimeoutError"):
         store_of(Location.of(f"http://{address}")).read("a.tar", 0, 3)
 
