@@ -238,10 +238,10 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         sizes, world = self._sizes(epoch, start, stop), self.world_size
         if world == 1:
             return np.zeros_like(sizes), sizes
-        # A slice has as many ids as if all ids were assigned to the ranks in turn (round-robin), so
-        # that over time all ranks get equally many. In the example:
-        #     batch      0     | 1
-        #     rank       0 1 0 | 1 0 1    rank 0 gets 2 ids and then 1, rank 1 gets 1 and then 2
+        # A slice has as many ids as a rank would get if all ids were assigned to the ranks in turn
+        # (round-robin). So over time all ranks get equally many:
+        #     index in batch   0 1 2 | 0 1 2
+        #     rank             0 1 0 | 1 0 1    rank 1 gets 1 id, and then 2
         # The number of ids before each batch, and before the end of the last.
         num_ids = np.cumsum(np.append(self._samples_before(epoch, start), sizes))  # [0, 3, 6]
         # The ids of each batch that the ranks before this one get: its slice starts after them.

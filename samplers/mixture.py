@@ -219,9 +219,9 @@ class MixtureSampler(Sampler):
         """Return the number of the sampler of each sample of the mixture, as an endless sequence.
 
         The numbers are in proportion to the weights, which may change at some training steps. The
-        sequence has all epochs, one after the other. So the changes must be at positions in the
-        sequence: if an epoch has 9 samples in 3 steps of 3, training step 4 is step 1 of epoch 1,
-        and starts at position 9 + 3.
+        sequence has all epochs, one after the other. Each of these training steps becomes a
+        position in the sequence: if an epoch has 9 samples in 3 steps of 3, training step 4 is step
+        1 of epoch 1, and starts at position 9 + 3.
         """
         # A random key for the first weights, and for the weights from each change on.
         changes_key = root_key(self.seed, "mixture changes")
@@ -275,12 +275,14 @@ class MixtureSampler(Sampler):
         lengths = self._lengths[sampler_number]
         epoch, position = np.divmod(sample_index, lengths)
         max_reordered = self._max_reordered.max(axis=0)[sampler_number]
-        may_move = np.flatnonzero((epoch > 0) & (position < max_reordered))
-        numbers, epochs = sampler_number[may_move], epoch[may_move]
+        # The indices of the samples whose position in the epoch may change.
+        candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))
+        numbers, epochs = sampler_number[candidates], epoch[candidates]
         for number, own_epoch in {*zip(numbers.tolist(), epochs.tolist(), strict=True)}:
-            order = self._reordered_start(number, own_epoch)  # of positions, such as [2, 0, 1]
-            i = may_move[(numbers == number) & (epochs == own_epoch)]
-            position[i] = order[position[i]]  # position 0 becomes 2
+            # Say [2, 0, 1]: position 0 becomes 2, position 1 becomes 0, and position 2 becomes 1.
+            order = self._reordered_start(number, own_epoch)
+            i = candidates[(numbers == number) & (epochs == own_epoch)]  # of this epoch
+            position[i] = order[position[i]]
         new_index: Int64s = epoch * lengths + position
         return new_index
 
@@ -299,8 +301,9 @@ class MixtureSampler(Sampler):
         position = self._interleave.position_of(sampler_number, epoch * length)
         first, stop = self._samples_in_batch(sampler_number, position)
         num_old, num_new = epoch * length - first, stop - epoch * length  # 1, 1
-        can_reorder = self._max_reordered[self._interleave.weights.index_at(position)] > 0
-        if num_old and can_reorder[sampler_number]:
+        # `_max_reordered` is 0 if the sampler must not be reordered while these weights hold.
+        weights_index = self._interleave.weights.index_at(position)
+        if num_old and self._max_reordered[weights_index, sampler_number]:
             old_ids = checked_draw(sampler, epoch - 1, np.arange(length - num_old, length))  # [3]
             # At most `num_old` of these have old records, so there are `num_new` others.
             first_ids = checked_draw(sampler, epoch, np.arange(num_old + num_new))  # [3, 2]
@@ -391,7 +394,8 @@ def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) 
 
         {"weights": [1], "weights from step 9": [1, 2], "orders": [A], "orders from step 9": [B]}
     """
-    # At each change of the weights, the samplers up to the last that has had a weight above 0.
+    # How many samplers are used after each change of the weights: those up to the last one that has
+    # had a weight above 0.
     nums_used = np.maximum.accumulate([np.flatnonzero(w)[-1] + 1 for w in weights.values])  # [1, 2]
     used_weights = [w[:n].tolist() for w, n in zip(weights.values, nums_used, strict=True)]
     added_samplers = [samplers[old:new] for old, new in pairwise([0, *nums_used])]  # [[A], [B]]

@@ -131,7 +131,7 @@ class ReuseSampler(Sampler):
 
 
 def _staggered_first_rounds(bounds: Int64s, reuse: int) -> Int64s:
-    """Return the round that reads the start of each segment, such that few records are new at once.
+    """Return the round that reads the start of each segment, to decode few records at once.
 
     Each record is used `reuse` times. The uses of all records are one sequence, record after
     record, and `bounds` divide it into segments. Each round reads the next use of every segment. A

@@ -236,7 +236,9 @@ def _stratify(
     hash: `fractions_after` is [1/2, 1/4].
     """
     records, class_index, index_in_class = _sorted_by_class_and_hash(order, hashes)
-    random_order = permute(len(order), derive(key, 0), np.arange(len(order)))  # of the classes
+    # Counts are rounded so that the sums over neighbouring classes are right, too. In this random
+    # order of the classes, no class has always the same neighbours.
+    random_order = permute(len(order), derive(key, 0), np.arange(len(order)))
     counts = order.sizes  # of the records of each class in the current part: [4] in part 0
     for part, (fraction_before, fraction) in enumerate(pairwise([1.0, *fractions_after]), 1):
         # The share of the records of the part before that move to this part: 1/2, then 1/2.
@@ -266,7 +268,7 @@ def _scaled_counts(counts: Int64s, fraction: float, order: Int64s, random_word: 
 
     The prefix sums of the counts are multiplied and rounded, so that each count and the sum of all
     are within 1 of their exact value: [3, 1, 2] times 0.5 has the prefix sums 1.5, 2 and 3, and
-    becomes [1, 1, 1] or [2, 0, 1]. The prefix sums are of the counts in this order, int64[counts].
+    becomes [1, 1, 1] or [2, 0, 1]. The counts are summed in `order`, which has their indices.
     """
     # In fixed point with 53 bits after the point: (x + offset) >> 53 rounds x up or down at random.
     # Python's integers, as products exceed 64 bits.
