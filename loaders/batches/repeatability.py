@@ -140,7 +140,7 @@ def bitwise_equal(first: Any, second: Any, /) -> bool:
     if first_array.dtype != object:
         return first_array.tobytes() == second_array.tobytes()
     # An array of objects. If it has axes, its items may be arrays or lists: compare them in turn by
-    # this function. If it has no axes, `_to_array` has put a value into it that is no array.
+    # this function. If it has no axes, `_to_array` has put a value into it that is not an array.
     items_equal = bitwise_equal if first_array.ndim else _equal
     return all(map(items_equal, first_array.flat, second_array.flat))
 

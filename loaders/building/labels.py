@@ -378,8 +378,8 @@ def _read_table(path: str) -> dict[str, Label | float]:
 def _parse_cell(text: str) -> Label | float:
     """Return the label in a cell of a CSV or TSV table as a str, such as "cat" or "3".
 
-    The text of a float that is no integer, such as "nan" or "0.5", is returned as a float instead,
-    which the caller refuses as a label: many programs write "nan" for a missing value.
+    The text of a float that is not an integer, such as "nan" or "0.5", is returned as a float
+    instead, which the caller refuses as a label: many programs write "nan" for a missing value.
     """
     text = text.strip()
     try:

@@ -75,8 +75,8 @@ class DecodeImage:
     Raises:
         ModuleNotFoundError: the extra is not installed.
         ValueError: another mode, fit or dtype, an image that is too large, and pixels that the
-            dtype cannot hold: 32 bits as uint8, 16 bits of several channels as "native". Bytes
-            that are no image raise Pillow's and simplejpeg's own errors. The loaders turn an error
+            dtype cannot hold: 32 bits as uint8, 16 bits of several channels as "native". Bytes that
+            are not an image raise Pillow's and simplejpeg's own errors. The loaders turn an error
             of a record into DecodeError, which names the record.
 
     >>> from PIL import Image

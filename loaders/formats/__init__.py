@@ -6,7 +6,7 @@
   _chunk_samples.py reads many plain headers at once.
 - Loose files: files.py.
 
-Each scans a shard into `Record`s, or chunks of these (records.py), and refuses what is no shard
+Each scans a shard into `Record`s, or chunks of these (records.py), and refuses what is not a shard
 (sniff.py).
 """
 

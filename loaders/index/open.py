@@ -47,8 +47,8 @@ def open_index(
             between them, each with all that lies below). Any other URL is refused, and the error
             has the `root` to give.
         digest: the `Index.digest`, for an index from somebody else. Get the digest in a way that
-            you trust. A checksum is no signature: whoever can write the index can write checksums
-            that fit. The digest covers the index with all its checksums.
+            you trust. A checksum is not a signature: whoever can write the index can write
+            checksums that fit. The digest covers the index with all its checksums.
         cache: keeps on a local disk what is read of shards at a URL, for later epochs and other
             processes. The default is the cache that the environment names; see `DiskCache`. An
             index at a URL is copied to the cache, where the copy stays, or else to a temporary

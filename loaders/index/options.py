@@ -24,8 +24,8 @@ class ReadingOptions(TypedDict, total=False):
 
     Attributes:
         container: the format of the shards. Default: found from the first shard's name or bytes.
-        example: False reads TFRecords as raw bytes, in one field "data". Records that are no
-            `tf.train.Example`, such as SequenceExamples, need this.
+        example: False reads TFRecords as raw bytes, in one field "data". Records of
+            any other kind than `tf.train.Example`, such as SequenceExamples, need this.
         key: the feature that holds the key of a TFRecord.
         lists: the bytes features that are read as lists, even if each record has one value.
         join: whether to join the members of one key that are not consecutive in a tar. Without

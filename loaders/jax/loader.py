@@ -187,7 +187,7 @@ def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, 
     first, count = min(rows), len(rows)
     are_consecutive = max(rows) - first + 1 == count
     # They must be one of several equal parts of the array: of 8 rows, 4 to 7 are the second half.
-    # But 2 to 5 are no half (2 % 4 is not 0), and 3 rows are no equal part (8 % 3 is not 0).
+    # But 2 to 5 are not a half (2 % 4 is not 0), and 3 rows are not an equal part (8 % 3 is not 0).
     if not are_consecutive or first % count != 0 or num_devices % count != 0:
         raise ValueError(
             f"the devices of a process must have consecutive rows, got rows {sorted(rows)} of "

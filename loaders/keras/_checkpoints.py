@@ -63,7 +63,7 @@ class Checkpoints:
 
     Each checkpoint is a folder: weights, arrays, a state in JSON, and their checksums. It is
     written under a hidden name, and renamed when all its bytes are on the disk. A folder without
-    the marker file of this library is no checkpoint, whatever its name: it is never read or
+    the marker file of this library is not a checkpoint, whatever its name: it is never read or
     deleted.
     """
 

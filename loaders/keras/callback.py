@@ -71,7 +71,7 @@ class ResumeCallback(keras.callbacks.Callback):
             that has a checkpoint is refused unless the checkpoint is restored.
 
     Raises:
-        TypeError: `loader` is no loader, but a feed for example.
+        TypeError: `loader` is not a loader, but a feed for example.
         ValueError: an `initial_epoch` that is not the loader's.
         ValueError: an epoch of `fit` is not an epoch of the loader: `steps_per_epoch`, and datasets
             that were cut or batched again. `batches_per_epoch` of a sampler makes shorter epochs.

@@ -115,7 +115,7 @@ def check_table(name: str, table: Any, /) -> Any:
     if getattr(dtype, "kind", "O") in "biufc":  # the kinds of numbers and truth values
         return table
     texts = np.asarray(table, dtype=object)
-    # The message shows the first value that is not a text; or the whole table, if it is no list.
+    # The message shows the first value that is not a text; or the whole table, if it is not a list.
     for row, text in enumerate(texts if texts.ndim == 1 else [texts]):
         if not isinstance(text, str) or _SURROGATE.search(text):
             raise TypeError(

@@ -251,7 +251,7 @@ def _check_no_password(url: str, *, protocol: str, host: str) -> None:
 
     A password is never allowed, as in sftp://user:password@host. A user name before an @ is allowed
     in URLs that fsspec reads, such as sftp://user@host. It is not allowed in URLs of the web and of
-    object stores, except for abfs://container@account, where it is no user.
+    object stores, except for abfs://container@account, where it is the container.
 
     Args:
         url: the URL.
@@ -261,8 +261,8 @@ def _check_no_password(url: str, *, protocol: str, host: str) -> None:
     user = host.rpartition("@")[0]
     is_host_and_port = _HOSTS["web"].fullmatch(host)  # such as example.org:443
     if ":" in host and not is_host_and_port:
-        # "user:a" is no host. A password may contain a slash, as in sftp://user:a/b@host: `host` is
-        # then cut at the slash. So take all that lies before the last @ of the URL: "user:a/b".
+        # "user:a" is not a host. A password may contain a slash, as in sftp://user:a/b@host: `host`
+        # is then cut at the slash. So take all that lies before the last @ of the URL: "user:a/b".
         user = url.partition("://")[2].rpartition("@")[0]
     may_have_user = protocol not in (*WEB, *OBJECTS) or protocol in ("abfs", "abfss")
     if ":" in user or (user and not may_have_user):

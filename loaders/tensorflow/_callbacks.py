@@ -196,7 +196,7 @@ def _registered_object(key: int) -> Iterator[Any]:
         )
     try:
         yield instance
-    except GeneratorExit:  # an iterator was destroyed, which is no failure
+    except GeneratorExit:  # an iterator was destroyed, which is not a failure
         raise
     except BaseException as error:
         # The registered object may be of any class, so its class does not define the attribute.

@@ -364,7 +364,7 @@ def _as_plain_array(name: str, value: Any) -> Array:
     values = array.ravel().tolist() if originals else []
     for value, original in zip(values, np.array(originals, "O").flat, strict=False):
         item = original.item() if hasattr(original, "item") else original
-        if value != item and item == item:  # a NaN differs from itself, and is no error
+        if value != item and item == item:  # a NaN differs from itself, and is allowed
             raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
     # numpy's code 2 means a dtype of another package, such as bfloat16 of ml_dtypes, which
     # cannot be saved to a file.

@@ -222,7 +222,8 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
         sampler: what is iterated over; its position is this object's.
 
     Raises:
-        TypeError: for anything but a sampler of this library. In a pass: ids are no record ids.
+        TypeError: for anything but a sampler of this library. In a pass: ids are of padding, views
+        or uses, not of records.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> order = RandomSampler(5, seed=0)
