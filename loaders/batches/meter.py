@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -33,7 +33,7 @@ class PassReport:
     """Say where the time of a pass went, in seconds.
 
     Several batches are made at once, so sums over all batches may exceed `seconds`. `waiting`,
-    `ready` and `waited` are None if a framework iterates, as in Keras's `fit`, and not a loop over
+    `first` and `ready` are None if a framework iterates, as in Keras's `fit`, and not a loop over
     the loader.
 
     Attributes:
@@ -42,9 +42,9 @@ class PassReport:
         transforming: sum over all batches.
         collating: sum over all batches.
         waiting: how long the loop waited for batches.
+        first: how much of `waiting` was for the first batch.
         ready: sum over all batches of how long the batch was ready before the loop asked for it.
             The time before the loop received the previous batch does not count.
-        waited: the fraction of steps in which waiting took more than a tenth of the step.
 
     >>> print(PassReport(batches=4, seconds=2.0, reading=0.5, decoding=1.4))
     4 batches in 2.0 s
@@ -59,8 +59,8 @@ class PassReport:
     transforming: float = 0.0
     collating: float = 0.0
     waiting: float | None = None
+    first: float | None = None
     ready: float | None = None
-    waited: float | None = None
 
     def as_dict(self) -> dict[str, float | None]:
         """Return the figures by name.
@@ -73,12 +73,14 @@ class PassReport:
     def __str__(self) -> str:
         """Return the report as lines of text that say whether the loop has waited for data."""
         lines = [f"{counted(self.batches, 'batch')} in {_time(self.seconds)}"]
-        if self.waiting is None or self.ready is None or self.waited is None:
+        if self.waiting is None or self.first is None or self.ready is None:
             lines.append("  how long the loop waited is not known here")
         elif self.batches:
+            share = self.waiting / max(self.seconds, 1e-9)
             lines += [
-                f"  the loop waited {_time(self.waiting)}, at {self.waited:.0%} of the steps: "
-                f"{'data hold it back' if self.waited > 0.1 else 'data do not hold it back'}",
+                f"  the loop waited {_time(self.waiting)}, {share:.0%} of the time, "
+                f"{_time(self.first)} of it for the first batch: "
+                f"data {'hold it back' if share > 0.1 else 'do not hold it back'}",
                 f"  a batch was ready {_time(self.ready / self.batches)} before the loop asked for "
                 "it, on average",
             ]
@@ -124,9 +126,9 @@ class Meter:
             # When each batch was made, by step, until the loop receives the batch.
             self._ready_at: dict[int, int] = {}
             self._next_step = step  # of the batch that the loop receives next
-            # How long batches were ready before the loop asked for them, how long the loop waited,
-            # and the number of steps in which waiting took more than a tenth of the time.
-            self._total_ready = self._total_waiting = self._num_slow_steps = 0
+            # How long batches were ready before the loop asked for them, and how long the loop
+            # waited for all batches, and for the first.
+            self._total_ready = self._total_waiting = self._first_waiting = 0
 
     def start_external(self) -> None:
         """Start to measure the batches that a framework takes, as in Keras's `fit`.
@@ -196,7 +198,8 @@ class Meter:
             self._total_ready += max(0, requested - ready_since)
             waiting = now - requested
             self._total_waiting += waiting
-            self._num_slow_steps += 10 * waiting > now - self._last_batch_time
+            if not self._num_batches:
+                self._first_waiting = waiting
             self._next_step += 1
             self._num_batches += 1
             self._last_batch_time = now
@@ -208,15 +211,18 @@ class Meter:
         batches:
 
         - `waiting`: for how long the loop waited for batches, in all steps together.
+        - `first`: for how long it waited for the first batch.
         - `ready`: for how long finished batches waited for the loop, all together.
-        - `waited`: the fraction of slow steps, in which the loop waited for more than a tenth of
-          the step. For example, 3 slow steps of 12 are 0.25.
         """
         with self._lock:
             seconds = (self._last_batch_time - self._start_time) / 1e9
             stages = {stage: elapsed / 1e9 for stage, elapsed in self._stages.items()}
-            loop: dict[str, float] = {}  # the fields that only a pass of a loop has
-            if self._measures_loop:
-                loop = {"waiting": self._total_waiting / 1e9, "ready": self._total_ready / 1e9}
-                loop["waited"] = self._num_slow_steps / max(1, self._num_batches)
-            return PassReport(self._num_batches, seconds, **stages, **loop)
+            report = PassReport(self._num_batches, seconds, **stages)
+            if not self._measures_loop:
+                return report
+            return replace(
+                report,
+                waiting=self._total_waiting / 1e9,
+                first=self._first_waiting / 1e9,
+                ready=self._total_ready / 1e9,
+            )
