@@ -28,7 +28,7 @@ class SampleLoader(Loader[list[Sample]]):
     """The first stage of a `wds.DataPipeline`, which also counts the batches that a loop receives.
 
     `samples` and `choose_samples` return it. `track(loader)` iterates over the pipeline or its
-    `WebLoader`, and counts the batches that the loop receives. Nothing else knows the position,
+    `WebLoader`, and counts the batches that the loop receives. Nothing else has the position,
     since pipelines and their workers read ahead. State, `set_epoch` and passes work as in every
     `Loader`. Iterating over the object itself gives each batch as a list of samples.
 

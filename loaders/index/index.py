@@ -556,6 +556,6 @@ def _unpickle(
             found=index.fingerprint,
             advice="start again with the new index",
         )
-    index.where = where  # which `load_index` does not know: it was given the local folder
+    index.where = where  # `load_index` got only the local folder
     index._arrays.verified |= verified
     return index

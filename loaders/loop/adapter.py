@@ -77,7 +77,7 @@ class Adapter:
     def check_position(self, batches: Any) -> None:
         """Raise ValueError unless element n of `batches`, a dataset, is batch n of the loader.
 
-        Only a subclass that knows the datasets of its framework can check this.
+        Only a subclass for the datasets of one framework can check this.
         """
 
     def feed_of(self, batches: Any) -> Any:

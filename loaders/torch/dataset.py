@@ -81,7 +81,7 @@ def _as_unjoined_tensor(value: Any) -> Any:
 
 def _from_numpy(array: Array) -> torch.Tensor:
     """Return a tensor that shares the memory of an array."""
-    if array.dtype.kind == "V":  # bfloat16 of ml_dtypes, which torch does not know
+    if array.dtype.kind == "V":  # bfloat16 of ml_dtypes, which torch does not support
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
