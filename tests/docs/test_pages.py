@@ -53,7 +53,7 @@ def paste(names: list[str], folder: Path, python: str = sys.executable) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_pages_without_a_framework(tmp_path: Path) -> None:
+def test_pages_without_framework_run(tmp_path: Path) -> None:
     assert {"concepts", "samplers", "streams"} <= set(PLAIN)
     paste(PLAIN, tmp_path)
 
@@ -64,7 +64,7 @@ def test_pages_without_a_framework(tmp_path: Path) -> None:
     [pytest.param(some, marks=pytest.mark.long) for some in (WITH_FRAMEWORKS, *APART)],
     ids=" ".join,
 )
-def test_pages_with_frameworks(pages: list[str], tmp_path: Path) -> None:
+def test_pages_with_frameworks_run(pages: list[str], tmp_path: Path) -> None:
     paste(pages, tmp_path, python=PYTHON)
 
 

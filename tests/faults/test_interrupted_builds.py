@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TESTS
 from support.inside import (
     MANIFEST,
     BuildPlan,
@@ -62,15 +61,6 @@ def test_fault_35_processes_building_one_index_leave_it_whole(tmp_path: Path) ->
     open_index(tmp_path / "x.index")
     left = sorted(path.name.split("-")[0] for path in (tmp_path / "x.index").iterdir())
     assert left == ["columns", MANIFEST]
-
-
-def test_kills_at_random_moments_lose_nothing() -> None:
-    """A short form of `tests/faults/kills.py`: packs, builds and caches."""
-    script = TESTS / "faults" / "kills.py"
-    command = [sys.executable, script, "--seconds", "5", "--rooms", "pack", "build", "cache"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert ", 0 findings" in done.stdout
 
 
 @pytest.mark.usefixtures("kept_parts")

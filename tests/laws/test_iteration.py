@@ -164,7 +164,7 @@ def loaded(sampler: Sampler, state: dict[str, Any]) -> Sampler:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_every_law_holds(name: str) -> None:
+def test_iteration_satisfies_every_law(name: str) -> None:
     for law in LAWS:
         law(sampler_of(name))
 

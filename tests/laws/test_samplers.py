@@ -372,7 +372,7 @@ LAWS = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_law_holds(name: str) -> None:
+def test_sampler_satisfies_every_law(name: str) -> None:
     """Each for a sampler of its own, over all worlds."""
     for law in LAWS:
         law(name, FACTORIES[name]())

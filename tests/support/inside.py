@@ -53,11 +53,6 @@ def batcher_of(feed: Feed, **options: Any) -> Batcher:
     return Batcher(prepare_feed(feed), **options)
 
 
-def buffered(reader: Reader) -> list[tuple[int, int, int]]:
-    """Return the file, the start and the stop of each range that a reader has fetched ahead."""
-    return list(reader._files.buffer._ranges) if reader.index.remote else []  # type: ignore[union-attr]
-
-
 def fetch_ahead(reader: Reader, ranges: Any) -> None:
     """Have ranges fetched, as the plan of a pass has."""
     local_or_remote: Any = reader._files

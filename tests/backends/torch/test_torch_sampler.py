@@ -177,5 +177,7 @@ REFUSED: list[Any] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_refused(tmp_path: Any, call: Any, kind: type[Exception], word: str) -> None:
+def test_torch_sampler_refuses_bad_arguments(
+    tmp_path: Any, call: Any, kind: type[Exception], word: str
+) -> None:
     check_refused(tmp_path, call, kind, word)

@@ -327,7 +327,9 @@ REFUSED: list[Any] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_refused(tmp_path: Path, call: Any, kind: type[Exception], word: str) -> None:
+def test_webdataset_refuses_bad_arguments(
+    tmp_path: Path, call: Any, kind: type[Exception], word: str
+) -> None:
     index_of(RECORDS)
     check_refused(tmp_path, call, kind, word)
 
@@ -342,7 +344,7 @@ def of_worker(call: Callable[[], Any]) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-def test_refused_in_a_worker() -> None:
+def test_webdataset_refuses_workers_that_persist_or_choose() -> None:
     error = of_worker(lambda: twice(samples(feed_of())))
     assert isinstance(error, RuntimeError)
     assert "persistent_workers" in str(error)

@@ -59,7 +59,7 @@ def start_of_pass(stream: BatchStream) -> tuple[int, int]:
 # Cursor
 
 
-def test_a_cursor_goes_through_epochs() -> None:
+def test_cursor_advances_through_epochs() -> None:
     """After the last batch its position is the next epoch; nothing else moves it."""
     cursor = Cursor(training())
     places = []
@@ -120,7 +120,7 @@ def test_seek_discards_the_loaded_position() -> None:
             cursor.seek(*place)
 
 
-def test_a_cursor_saves_and_loads() -> None:
+def test_cursor_resumes_from_state() -> None:
     """Its states are those of the stream."""
     stream = training()
     cursor = Cursor(stream)

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from support import GOLDEN
 from support.batches import read_ahead
-from support.inside import batcher_of, buffered
+from support.inside import batcher_of
 from support.servers import RangeServer
 
 from twinfeed.loaders import (
@@ -72,6 +72,11 @@ STREAMS: dict[str, Callable[[Index], BatchStream]] = {
 }
 WAYS = ("remote", "cached", "local")
 MOST_CALLS = {("blocks", "remote"): (104, 80, 25), ("evaluation", "cached"): (190, 140, 35)}
+
+
+def buffered(reader: Reader) -> list[tuple[int, int, int]]:
+    """Return the file, the start and the stop of each range that a reader has fetched ahead."""
+    return list(reader._files.buffer._ranges) if reader.index.remote else []  # type: ignore[union-attr]
 
 
 class Immediately:
