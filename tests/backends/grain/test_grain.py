@@ -13,6 +13,7 @@ from absl import flags
 from support import PROGRAMS
 from support.batches import noted
 from support.programs import PYTHON, QUIET
+from support.refusals import Call, Refused
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, Seeded, pack
 from twinfeed.loaders.grain import as_map_dataset
@@ -121,7 +122,7 @@ def at_index(index: Index, at: object) -> None:
 ALONE = {"transform": Seeded(brighter)}
 ONCE = ExactOnceBatchSampler(41, batch_size=8)
 REUSE = BatchSampler(ReuseSampler(41, reuse=2, live=8, seed=0), batch_size=4)
-REFUSED: list[tuple[Any, type[Exception], str]] = [
+REFUSED: Refused = [
     (lambda i: as_map_dataset(feed_of(i), epochs=1)[-1], IndexError, r"at least 0, got -1: .*len"),
     (lambda i: as_map_dataset(feed_of(i), epochs=1)["x"], TypeError, "index must be an integer"),
     (lambda i: as_map_dataset(Feed(i, REUSE), epochs=1), ValueError, "reuse"),
@@ -143,7 +144,9 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_grain_refuses_bad_arguments(index: Index, call: Any, kind: Any, word: str) -> None:
+def test_grain_refuses_bad_arguments(
+    index: Index, call: Call, kind: type[Exception], word: str
+) -> None:
     with pytest.raises(kind, match=word):
         call(index)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support.batches import expected, noted
+from support.refusals import Call, Refused
 from support.tensorflow_feeds import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
 from support.threads import started_threads
 
@@ -540,7 +541,7 @@ CLASSES_ALONE = PKBatchSampler.of_classes(2, p=2, k=1, seed=0)
 PK = PKBatchSampler(np.arange(RECORDS) % CLASSES, p=4, k=4, seed=0)
 SOURCE = np.zeros(RECORDS, int)
 
-REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
+REFUSED: Refused = [
     (lambda: TensorFlowLoader(packed(RECORDS)), TypeError, "feed must be Feed"),  # type: ignore[arg-type]
     (of(engine="gather"), TypeError, "takes no engine="),
     (of(threads=-1), ValueError, "threads must be at least 0, got -1"),
@@ -563,7 +564,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
 def test_tensorflow_loader_refuses_bad_arguments(
-    call: Callable[[], object], kind: type[Exception], word: str
+    call: Call, kind: type[Exception], word: str
 ) -> None:
     with pytest.raises(kind, match=word):
         call()

@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.batches import expected, noted, received, take
 from support.own_source import Words
+from support.refusals import Call, Refused
 from support.threads import started_threads
 from support.torch_feeds import OPTIONS, RECORDS, lengths, pack_words
 from torch.utils.data import DataLoader
@@ -671,7 +672,7 @@ def captions(index: Index) -> Feed:
     return fed(index, BatchSampler(TWICE, batch_size=5), side=side)
 
 
-REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
+REFUSED: Refused = [
     (TorchLoader, TypeError, r"feed must be Feed\(index, sampler\), got Index"),
     (RecordDataset, TypeError, r"feed must be Feed\(index, sampler\), got Index"),
     (RequestSampler, TypeError, r"feed must be Feed\(index, sampler\), got Index"),
@@ -699,7 +700,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
 def test_torch_loader_refuses_bad_arguments(
-    index: Index, call: Callable[[Any], object], kind: type[Exception], word: str
+    index: Index, call: Call, kind: type[Exception], word: str
 ) -> None:
     with pytest.raises(kind, match=word):
         call(index)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
-from support.refusals import check_refused
+from support.refusals import Call, Refused, check_refused
 from support.sampler_cases import CASES
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -163,7 +163,7 @@ def test_torch_sampler_is_no_class_that_trainers_replace() -> None:
     assert (len(batches), batches.batch_size, batches.drop_last) == (2, 4, True)
 
 
-REFUSED: list[Any] = [
+REFUSED: Refused = [
     (lambda _: TorchSampler(torch.utils.data.SequentialSampler(range(3))), TypeError, "Sequential"),
     (lambda _: TorchSampler(Numbers()), TypeError, "got a Numbers"),
     (lambda _: TorchSampler(8), TypeError, "twinfeed.samplers, got a int"),
@@ -178,6 +178,6 @@ REFUSED: list[Any] = [
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
 def test_torch_sampler_refuses_bad_arguments(
-    tmp_path: Any, call: Any, kind: type[Exception], word: str
+    tmp_path: Any, call: Call, kind: type[Exception], word: str
 ) -> None:
     check_refused(tmp_path, call, kind, word)

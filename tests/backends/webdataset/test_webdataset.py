@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset as wds
-from support.refusals import check_refused
+from support.refusals import Call, Refused, check_refused
 from support.sampler_cases import FED
 from support.shards import write_tar
 from torch.utils.data import DataLoader
@@ -271,7 +271,7 @@ def pipe(source: SampleLoader, *stages: Any) -> wds.DataPipeline:
 
 REUSE = BatchSampler(ReuseSampler(24, reuse=2, live=12, seed=0), batch_size=12)
 PADDED = ExactOnceBatchSampler(RECORDS, batch_size=12, last_batch="pad")
-REFUSED: list[Any] = [
+REFUSED: Refused = [
     (lambda _: samples(feed_of(REUSE)), ValueError, "reuse of decoded"),
     (lambda _: samples(feed_of(PADDED)), ValueError, "cannot have padding"),
     (lambda _: samples(feed_of(batch_transform=lambda batch, seed: batch)), ValueError, "TorchLo"),
@@ -328,7 +328,7 @@ REFUSED: list[Any] = [
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
 def test_webdataset_refuses_bad_arguments(
-    tmp_path: Path, call: Any, kind: type[Exception], word: str
+    tmp_path: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
     index_of(RECORDS)
     check_refused(tmp_path, call, kind, word)

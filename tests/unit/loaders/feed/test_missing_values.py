@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.refusals import Refused
+from support.refusals import Call, Refused
 from support.shards import write_tar, write_tfrecord
 
 from twinfeed.loaders import (
@@ -119,10 +119,12 @@ REFUSED: Refused = [
 ]
 
 
-def test_feed_refuses_missing_that_does_not_fit_its_index(index: Index) -> None:
-    for call, kind, word in REFUSED:
-        with pytest.raises(kind, match=word):
-            call(index)
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_feed_refuses_missing_that_does_not_fit_its_index(
+    index: Index, call: Call, kind: type[Exception], word: str
+) -> None:
+    with pytest.raises(kind, match=word):
+        call(index)
 
 
 def test_feed_refuses_lists_of_byte_strings(tmp_path: Path) -> None:
