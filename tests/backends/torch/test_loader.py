@@ -1,8 +1,6 @@
 """The loader in one process: what it yields, what its state counts, and how it resumes."""
 
 import gc
-import hashlib
-import json
 import pickle
 import sys
 import time
@@ -15,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from support.batches import expected, noted, received, take
-from support.own_source import Words
-from support.refusals import Call, Refused
 from support.threads import started_threads
 from support.torch_feeds import OPTIONS, RECORDS, lengths, pack_words
 from torch.utils.data import DataLoader
@@ -35,13 +31,10 @@ from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
     ExactOnceBatchSampler,
-    PKBatchSampler,
     RandomSampler,
     ReuseSampler,
     SequentialSampler,
-    StateMismatchError,
     ViewSampler,
-    WeightedSampler,
 )
 
 
@@ -394,103 +387,6 @@ def test_last_set_epoch_after_load_counts(index: Index) -> None:
     assert (fresh.epoch, fresh.step) == (1, 0)
 
 
-# Which records a state belongs to
-
-
-def packed(folder: Path, words: list[bytes], **options: Any) -> Index:
-    samples = [{"word": word, "label": place % 2} for place, word in enumerate(words)]
-    return pack(samples, folder, **options)["data"]
-
-
-def loader_of(index: Index) -> TorchLoader:
-    return TorchLoader(Feed(index, BatchSampler(RandomSampler(len(index), seed=0), batch_size=2)))
-
-
-def test_state_loads_for_other_container_of_equal_records(tmp_path: Path) -> None:
-    words = [bytes([65 + n]) * n for n in range(1, 9)]
-    indexes = [packed(tmp_path / kind, words, container=kind) for kind in ("tfrecord", "tar")]
-    first, second = map(loader_of, indexes)
-    ids = [batch["id"].tolist() for batch in islice(first, 2)]
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    ids += [batch["id"].tolist() for batch in second]
-    assert ids == [one.tolist() for one in first.feed.sampler.batches(0, 0, 4)]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [lambda n: n, lambda n: n / 2, lambda n: np.arange(3) + n, lambda n: np.arange(n % 3 + 1), str],
-    ids=["integer", "float", "numbers", "lists", "text"],
-)
-def test_state_loads_where_containers_store_numbers_differently(tmp_path: Path, value: Any) -> None:
-    """A tar has numbers as text; only digests of the same kind are compared."""
-    samples = [{"word": b"x%d" % n, "x": value(n), "label": n % 4} for n in range(8)]
-    first, second = (
-        loader_of(pack(samples, tmp_path / kind, container=kind)["data"])
-        for kind in ("tar", "tfrecord")
-    )
-    next(iter(first))
-    second.load_state_dict(first.state_dict())
-    assert second.step == 1
-    samples[3]["label"] = 0
-    other = loader_of(pack(samples, tmp_path / "other")["data"])
-    with pytest.raises(StateMismatchError, match="state was saved with other records: 'label'"):
-        other.load_state_dict(first.state_dict())
-
-
-def test_state_of_other_records_is_refused_by_name(tmp_path: Path) -> None:
-    words = [bytes([65 + n]) * n for n in range(1, 9)]
-    state = loader_of(packed(tmp_path / "one", words)).state_dict()
-    with pytest.raises(StateMismatchError, match="state was saved with other records: 'word'"):
-        loader_of(packed(tmp_path / "other", [*words[:-1], b"else"])).load_state_dict(state)
-
-
-def test_state_without_record_digests_warns(tmp_path: Path) -> None:
-    loader = loader_of(packed(tmp_path, [b"a", b"b", b"c"]))
-    bare = loader.feed.sampler.state_dict()
-    with pytest.warns(UserWarning, match="only the number of records was compared"):
-        loader.load_state_dict(bare)
-
-
-def test_state_dict_computes_no_digest_of_data(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sampler's data are digested once, not for each state."""
-    weighted = BatchSampler(WeightedSampler(np.ones(RECORDS), seed=0), batch_size=4)
-    loader = TorchLoader(Feed(index, weighted))
-    first = loader.state_dict()
-    monkeypatch.setattr(hashlib, "blake2b", None)
-    assert loader.state_dict() == first
-
-
-@pytest.mark.parametrize("sampler", [
-    random(), ExactOnceBatchSampler(RECORDS, batch_size=5, last_batch="pad"),
-    PKBatchSampler(np.arange(RECORDS) % 4, p=4, k=2, seed=1),
-], ids=["random", "exact once", "P x K"])  # fmt: skip
-def test_ranks_may_change_on_resume(index: Index, sampler: BatchStream) -> None:
-    """Two ranks, then one rank, then four: the concatenated slices stay one stream."""
-    whole = expected(index, sampler, epochs=(0, 1), **OPTIONS)
-    state = TorchLoader(Feed(index, sampler)).state_dict()
-    got = []
-    for world_size, steps in ((2, 2), (1, 1), (4, len(sampler))):
-        ranks = [TorchLoader(Feed(index, sampler.shard(rank, world_size), **OPTIONS))
-                 for rank in range(world_size)]  # fmt: skip
-        for loader in ranks:
-            loader.load_state_dict(state)
-        passes = [iter(loader) for loader in ranks]
-        for _ in range(min(steps, len(sampler) - len(got))):
-            slices = [next(one) for one in passes]
-            got.append(noted({name: _joined(slices, name) for name in slices[0]}))
-        states = [loader.state_dict() for loader in ranks]
-        assert all(other == states[0] for other in states)
-        state = states[0]
-    assert got == whole[: len(got)]
-    assert len(got) == len(sampler)
-
-
-def _joined(slices: list[dict[str, Any]], name: str) -> Any:
-    return torch.cat([one[name] for one in slices])
-
-
 # Reuse
 
 
@@ -629,79 +525,3 @@ def test_damage_is_found_unless_checksums_are_off(tmp_path: Path, name: str) -> 
     CHECKED[name](feed, checksums=False)
     with pytest.raises(DataCorruptionError, match=r"number 5"):
         CHECKED[name](feed)
-
-
-def fed(index: Any, sampler: BatchStream | None = None, **options: Any) -> Feed:
-    return Feed(index, sampler or random(), **options)
-
-
-def whole(sampler: BatchStream | None = None, **options: Any) -> Callable[[Any], TorchLoader]:
-    return lambda index: TorchLoader(fed(index, sampler), **options)
-
-
-def own(**options: Any) -> Callable[[Index], object]:
-    """Return what draws from a DataLoader of the user's, whose sampler is made of the feed."""
-
-    def call(index: Index) -> object:
-        made = {
-            name: one(fed(index)) if "sampler" in name else one for name, one in options.items()
-        }
-        return next(iter(DataLoader(RecordDataset(fed(index)), **made)))
-
-    return call
-
-
-def stream(feed: Feed) -> BatchStream:
-    return feed.sampler
-
-
-class Unforked(Words):
-    """A source that forked workers cannot use."""
-
-    fork_safe = False
-
-
-FORKED = {"num_workers": 1, "multiprocessing_context": "fork"}
-TWICE = ViewSampler(RandomSampler(RECORDS, seed=5), [2] * RECORDS, per_epoch="one", seed=0)
-REUSING = BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=2), batch_size=4)
-STATE = BatchSampler(RandomSampler(RECORDS, seed=6), batch_size=5).state_dict()
-
-
-def captions(index: Index) -> Feed:
-    side = {"caption": np.zeros(2 * RECORDS)}
-    return fed(index, BatchSampler(TWICE, batch_size=5), side=side)
-
-
-REFUSED: Refused = [
-    (TorchLoader, TypeError, r"feed must be Feed\(index, sampler\), got Index"),
-    (RecordDataset, TypeError, r"feed must be Feed\(index, sampler\), got Index"),
-    (RequestSampler, TypeError, r"feed must be Feed\(index, sampler\), got Index"),
-    *((whole(device=one), ValueError, f"here, got {one!r}: ") for one in ("cuda:99", "gpu", 1.5)),
-    (whole(prefetch=-1), ValueError, "prefetch must be at least 0, got -1"),
-    (whole(threads=-3), ValueError, "threads must be at least 0, got -3"),
-    (whole(prefetch=0, num_workers=2), ValueError, "prefetch=0 needs num_workers=0, got"),
-    (whole(num_workers=-1), ValueError, "num_workers"),
-    (whole(persistent_workers=True), ValueError, "persistent_workers"),
-    (whole(REUSING, num_workers=1), ValueError, "needs num_workers=0"),
-    (lambda _: whole(**FORKED)(Unforked()), ValueError, "fork_safe=False.*'spawn'"),
-    (lambda index: whole()(index).dataset, AttributeError, "no dataset.*ignore_data_skip=True"),
-    (lambda index: whole(evaluation())(index).dataset[0], TypeError, "read by a RecordDataset"),
-    (lambda index: whole()(index).load_state_dict(STATE), StateMismatchError, "seed: .* 6"),
-    (lambda index: RecordDataset(fed(index), threads=1.5), TypeError, "must be .*, got 1.5"),
-    (lambda index: RecordDataset(fed(index))[RECORDS], IndexError, "24"),
-    (lambda index: RecordDataset(captions(index))[0], ValueError, "'caption' has 48 rows, the in"),
-    (own(batch_sampler=RequestSampler), TypeError, "give collate_fn=as_tensors"),
-    (own(batch_sampler=RequestSampler, collate_fn=lambda batch: batch["else"]), KeyError, "else"),
-    (own(sampler=RequestSampler), TypeError, "batch_sampler= or batch_size=None"),
-    (own(batch_sampler=stream, collate_fn=as_tensors), TypeError, "a list of samples.* collate_fn"),
-    (lambda index: list(DataLoader(fed(index))), TypeError, r"takes RecordDataset\(feed\)"),
-]
-
-
-@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_torch_loader_refuses_bad_arguments(
-    index: Index, call: Call, kind: type[Exception], word: str
-) -> None:
-    with pytest.raises(kind, match=word):
-        call(index)
-    assert started_threads() == []
