@@ -21,7 +21,6 @@ from twinfeed.loaders.reading.prefetch.block_uses import most_open
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import (
-    BatchSampler,
     BatchStream,
     Sampler,
     diagnose,
@@ -88,19 +87,14 @@ def plot_mixing(
         raise TypeError("streams must be streams by name, such as {'uniform': sampler}")
     sizes = [stream.batch_size for stream in streams.values() if isinstance(stream, BatchStream)]
     size = max(sizes, default=64)
-    streams = {
-        name: BatchSampler(stream, batch_size=size) if isinstance(stream, Sampler) else stream
-        for name, stream in streams.items()
-    }
-    found = {
-        name: diagnose(stream, epoch=epoch, batch_size=size, num_records=num_records, labels=labels)
-        for name, stream in streams.items()
-    }
-    costs = {
-        name: _describe_reading(found[name].order, stream, epoch)
-        for name, stream in streams.items()
-        if isinstance(stream, BatchStream)
-    }
+    found, costs = {}, {}
+    for name, stream in streams.items():
+        batch_size = None if isinstance(stream, BatchStream) else size
+        found[name] = diagnose(
+            stream, epoch=epoch, batch_size=batch_size, num_records=num_records, labels=labels
+        )
+        if isinstance(stream, (BatchStream, Sampler)):
+            costs[name] = _describe_reading(found[name].order, stream, epoch)
     records = next(iter(found.values())).records
     for buffer in buffers:
         name = f"shuffle({buffer:,}), simulated"
@@ -126,7 +120,7 @@ def plot_mixing(
     return figure
 
 
-def _describe_reading(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
+def _describe_reading(ids: Int64s, stream: BatchStream | Sampler, epoch: int) -> list[str]:
     """Return lines that say how many records a sampler reads in a row, and how many stay in memory.
 
     `ids` are the record ids of an epoch, in order. A sampler may read blocks, consecutive records

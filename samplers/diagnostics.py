@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, lgamma, sqrt
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -16,6 +16,7 @@ from twinfeed.samplers.batch import BatchSampler
 from twinfeed.samplers.drawing.random_words import random_words, root_key, uniform_below
 from twinfeed.samplers.label_arrays import as_labels
 from twinfeed.samplers.orders import Sampler
+from twinfeed.samplers.traits import Samples
 from twinfeed.samplers.types import Int64s
 
 _FLAGGED_RATIO = 0.5  # share of the uniform value below which a measure is flagged
@@ -90,6 +91,8 @@ class Diagnosis:
         worst: of all windows of `batch_size` consecutive samples, the one with the fewest distinct
             classes, shards or blocks: how many, and the position of its first sample. It finds an
             end of an epoch that is mixed badly.
+        missing: the records that a list of ids lacks. 0 for a sampler, whose options say which
+            records it draws.
         order: the record ids in the order of the stream, without padding, int64 [samples].
 
     >>> import numpy as np
@@ -107,6 +110,7 @@ class Diagnosis:
     head_distinct: Mapping[str, Measure]
     distinct: Mapping[str, Measure]
     worst: Mapping[str, Stretch]
+    missing: int
     order: Int64s = field(repr=False, compare=False)
 
     @property
@@ -121,7 +125,7 @@ class Diagnosis:
         There is a phrase for each of these: records move less than half as far from their stored
         positions; the order correlates with the stored order by more than one half; fewer than half
         as many distinct classes, shards or blocks are in the first tenth, in an average batch, or
-        in the worst window of consecutive samples; and records are not in the stream.
+        in the worst window of consecutive samples; and a list of ids lacks records.
 
         Differences that may be due to chance are left out. `Measure.low` is whether a value is
         below half of its mean in uniform shuffles, by more than chance explains.
@@ -148,9 +152,8 @@ class Diagnosis:
                 counts = f"{measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
                 samples = f"{self.batch_size:,} samples from position {position:,} on"
                 findings.append(f"{samples} hold {counts}")
-        if self.covered < self.records:
-            missing = validate.counted(self.records - self.covered, "record")
-            findings.append(f"not in the stream: {missing}")
+        if self.missing:
+            findings.append(f"not in the stream: {validate.counted(self.missing, 'record')}")
         return findings
 
     def __str__(self) -> str:
@@ -171,7 +174,8 @@ class Diagnosis:
         ]
         return "\n".join(lines)
 
-    def plot(self, axes: Any, /) -> None:
+    @validate.show_call("diagnosis.plot(axes), with axes of matplotlib, as pyplot.gca() gives them")
+    def plot(self, axes: Any) -> None:
         """Draw the record number against the position in the stream, on axes of matplotlib.
 
         A uniform shuffle fills the square evenly. Stored order is its diagonal.
@@ -179,6 +183,8 @@ class Diagnosis:
         >>> from matplotlib import pyplot  # doctest: +SKIP
         >>> diagnose(range(100), batch_size=10).plot(pyplot.gca())  # doctest: +SKIP
         """
+        if not hasattr(axes, "scatter"):
+            raise TypeError(f"axes must be axes of matplotlib, got {axes!r}: write pyplot.gca()")
         plot_order(axes, self.order)
         axes.set(xlabel="position in the stream", ylabel="record number")
 
@@ -210,7 +216,7 @@ def diagnose(
     Args:
         stream: a batch sampler, a sampler, or ids. Padding (-1) is left out.
         epoch: the epoch of a sampler.
-        batch_size: the samples of a batch, needed unless `stream` is a batch sampler.
+        batch_size: the samples of a batch, unless `stream` is a batch sampler, which has its own.
         num_records: the number of records, if ids are given; by default the highest id plus 1.
         labels: the label of each record, to count the distinct classes of a batch.
         shard_lengths: the records of each shard, to count the distinct shards of a batch.
@@ -241,7 +247,8 @@ def diagnose(
                 f"{argument} must be given for {records} records, got {len(group)}: pass "
                 f"num_records=, if the stream does not have the last records"
             )
-    return _measure(ids, batch_index, records, groups)
+    diagnosis = _measure(ids, batch_index, records, groups)
+    return replace(diagnosis, missing=0) if isinstance(stream, Samples) else diagnosis
 
 
 def _samples_of(
@@ -257,8 +264,13 @@ def _samples_of(
     `num_records` is by default the highest id plus 1. Padding, with the id -1, is left out.
     """
     if isinstance(stream, Sampler):
-        stream = BatchSampler(stream, batch_size=_required_size(batch_size))
+        stream, batch_size = BatchSampler(stream, batch_size=_required_size(batch_size)), None
     if isinstance(stream, BatchStream):
+        if batch_size is not None:
+            raise ValueError(
+                f"batch_size must be left out for a batch sampler, got {batch_size}: its batches "
+                f"have {stream.batch_size}"
+            )
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
         batch_index = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
@@ -296,6 +308,7 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     samples = len(ids)
     first_tenth = ids[: -(-samples // 10)]  # rounded up
     counts = np.bincount(ids, minlength=records)  # how often each record comes
+    covered = int(np.count_nonzero(counts))
     batch_sizes = np.bincount(batch)
     size = int(batch_sizes.max())  # of a full batch
     batch_starts = np.cumsum(batch_sizes) - batch_sizes
@@ -312,13 +325,14 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         records=records,
         samples=samples,
         batch_size=size,
-        covered=int(np.count_nonzero(counts)),
+        covered=covered,
         most_repeats=int(counts.max()),
         displacement=_displacement(ids, records),
         rank_correlation=_correlation(ids),
         head_distinct=head_distinct,
         distinct=distinct,
         worst=worst,
+        missing=records - covered,
         order=ids,
     )
 

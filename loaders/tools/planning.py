@@ -6,7 +6,7 @@ import math
 import shlex
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Plan:
     used_bytes: int
     memory_bytes: int
     exact: bool = True
-    findings: tuple[str, ...] = ()
+    findings: list[str] = field(default_factory=list)
     shards: int = 0
     shard_bytes: int = 0
     remote: bool = False
@@ -154,7 +154,7 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
         shard_bytes=int(np.median(index.shards["bytes"])),
         remote=index.remote,
     )
-    return replace(result, findings=tuple(_findings(index, sampler, result)))
+    return replace(result, findings=list(_findings(index, sampler, result)))
 
 
 def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:

@@ -159,11 +159,14 @@ def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:
     assert diagnose(order, batch_size=9, epoch=2) == diagnose(batches, epoch=2)
 
 
-def test_class_batches_count_classes_and_flag_missing_records() -> None:
-    """P classes in every batch; records that do not come are a flag."""
+def test_only_a_list_of_ids_lacks_records() -> None:
+    """A sampler draws the records that its options say: here those of four classes a batch."""
     labels = np.arange(60) // 6
     sampler = PKBatchSampler(labels, p=4, k=2, seed=0, batches_per_epoch=3)
     found = diagnose(sampler, labels=labels)
     assert found.distinct["classes"].value == 4
-    assert found.findings[-1] == f"not in the stream: {60 - found.covered} records"
-    assert str(found).splitlines()[-1] == f"! {found.findings[-1]}"
+    assert found.covered < 60
+    assert found.ok
+    assert diagnose(RandomSampler(60, seed=0), batch_size=60).ok
+    ids = diagnose(sampler.batch(0, 0), batch_size=8, num_records=60)
+    assert str(ids).splitlines()[-1] == f"! {ids.findings[-1]}" == "! not in the stream: 52 records"

@@ -531,6 +531,13 @@ REFUSED: Refused = [
     ),
     (mixture(orders=[], weights=[]), ValueError, "orders must hold at least one sampler"),
     (lambda: diagnose([0, 1]), ValueError, "batch_size must be given"),
+    (
+        lambda: diagnose(BatchSampler(SequentialSampler(4), batch_size=2), batch_size=4),
+        ValueError,
+        "batch_size must be left out for a batch sampler, got 4: its batches have 2",
+    ),
+    (lambda: diagnose([0], batch_size=1).plot(), TypeError, "'axes': write diagnosis.plot(axes)"),
+    (lambda: diagnose([0], batch_size=1).plot(1), TypeError, "must be axes of matplotlib, got 1"),
     (lambda: diagnose([], batch_size=2), ValueError, "must have at least one record"),
     (lambda: diagnose(iter([1]), batch_size=2), TypeError, "got a list_iterator: pass feed.s"),
     (lambda: diagnose([0, 1], batch_size=2, labels=[0]), ValueError, "for 2 records, got 1"),
