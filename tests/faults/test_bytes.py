@@ -27,7 +27,6 @@ from support.formats import (
     pax,
     webdataset_samples,
     write_records,
-    write_tar,
 )
 from support.inside import (
     COMPRESSED,
@@ -283,7 +282,8 @@ def test_b24_scattered_members_are_joined_on_request(tmp_path: Path) -> None:
 
 
 def test_b26_names_split_at_first_dot_of_base_name(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", {"d.v1/1.Seg.PNG": b"1", "d.v1/1": b"2", ".x": b"3"})
+    members = member(b"d.v1/1.Seg.PNG", b"1"), member(b"d.v1/1", b"2"), member(b".x", b"3")
+    path = archive(tmp_path / "a.tar", *members)
     assert contents(tar.scan(path)) == [("d.v1/1", {"seg.png": b"1"})] == webdataset_samples(path)
 
 
@@ -356,7 +356,7 @@ def test_shard_that_shrinks_during_scan_is_refused(tmp_path: Path) -> None:
     os.truncate(path, 5_000_000)
     with pytest.raises(TruncatedShardError):
         list(scan)
-    write_tar(path, {f"{n}.bin": bytes(1_000_000) for n in range(8)})
+    archive(path, *(member(b"%d.bin" % n, bytes(1_000_000)) for n in range(8)))
     samples = tar.scan(path)
     next(samples)
     os.truncate(path, 5_000_000)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from support.formats import END, block, flipped, member, pax, write_records, write_tar
+from support.formats import END, block, flipped, member, pax, write_records
 from support.inside import LIMITS, TarWriter, masked_crc32c
 from support.shards import write_tfrecord
 from twinfeed.loaders import DataCorruptionError, TruncatedShardError
@@ -140,10 +140,8 @@ def tfrecords() -> Iterator[Damage]:
         many[record * 116 + 12 + rng.randrange(100)] ^= 1
     every = tuple(range(200))
     yield Damage("every record", bytes(many), 0, "corrupted data", 0, (), bad=every)
-    with TemporaryDirectory() as folder:
-        data = write_tar(Path(folder, "a"), {"1.txt": b"one"}).read_bytes()
     words = ": a tar archive", "index it with container='tar'"
-    yield Damage("a tar", data, 0, words, 0)
+    yield Damage("a tar", ONE + END, 0, words, 0)
 
 
 def tars() -> Iterator[Damage]:

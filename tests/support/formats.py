@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import signal
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,14 +121,4 @@ END = bytes(1024)
 def archive(path: Path, *pieces: bytes, end: bytes = END) -> Path:
     """Write a tar archive of ready-made members."""
     path.write_bytes(b"".join(pieces) + end)
-    return path
-
-
-def write_tar(path: Path, files: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> Path:  # noqa: A002
-    """Write a tar archive with Python's own writer."""
-    with tarfile.open(path, "w", format=format) as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
     return path
