@@ -22,6 +22,7 @@ with requires_extra("twinfeed.loaders.grain", "grain"):
 __all__ = ["as_map_dataset"]
 
 
+@validate.show_call("as_map_dataset(feed, epochs=90)")
 def as_map_dataset(
     feed: Feed,
     /,

@@ -50,6 +50,7 @@ class BucketBatchSampler(BatchStream):
     [[5], [1, 0, 2], [4, 3]]
     """
 
+    @validate.show_call("BucketBatchSampler(lengths, budget=4096, seed=0)")
     def __init__(
         self,
         costs: ArrayLike,

@@ -80,6 +80,7 @@ class MixtureSampler(Sampler):
     [[3, 0, 2], [4, 1, 1], [2, 4, 3]]
     """
 
+    @validate.show_call("MixtureSampler([a, b], weights=[3, 1], num_samples=10_000, seed=0)")
     def __init__(
         self,
         orders: Sequence[Sampler],

@@ -314,6 +314,7 @@ class SequentialSampler(Sampler):
 
     _fixed_order = True
 
+    @validate.show_call("SequentialSampler(dataset)")
     def __init__(self, n: SupportsIndex | Sized, /) -> None:
         self.num_records = validate.record_count("n", n, subset="SubsetSampler(ids, of=len(index))")
         self.parameters = {"n": self.num_records}

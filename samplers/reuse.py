@@ -52,6 +52,7 @@ class ReuseSampler(Sampler):
     [1, 0]
     """
 
+    @validate.show_call("ReuseSampler(dataset, reuse=4, live=1000, seed=0)")
     def __init__(
         self,
         n: SupportsIndex | Sized,

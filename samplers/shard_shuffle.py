@@ -75,6 +75,7 @@ class ShardShuffleSampler(Sampler):
     #: Blocks that are open at once.
     window: int
 
+    @validate.show_call("ShardShuffleSampler(index.shard_lengths, seed=0, block=64, window=32)")
     def __init__(
         self,
         shard_lengths: ArrayLike,

@@ -49,6 +49,7 @@ class SubsetSampler(InnerSampler):
     [2, 5, 3, 7]
     """
 
+    @validate.show_call("SubsetSampler(ids, of=len(index))")
     def __init__(
         self,
         records: ArrayLike,
@@ -113,6 +114,7 @@ class SubsetSampler(InnerSampler):
         return np.asarray(self._table)[index].astype(np.int64)
 
 
+@validate.show_call("split(len(index), fraction=0.1, seed=0)")
 def split(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
     /,

@@ -50,6 +50,7 @@ class ViewSampler(InnerSampler):
     [[1, 2], [0, 3], [0, 4]]
     """
 
+    @validate.show_call("ViewSampler(order, views, per_epoch='one', seed=0)")
     def __init__(
         self,
         order: Sampler,

@@ -62,6 +62,7 @@ class WeightedSampler(Sampler):
     array([2, 1])
     """
 
+    @validate.show_call("WeightedSampler(weights, seed=0)")
     def __init__(
         self,
         weights: ArrayLike | Mapping[int, ArrayLike],

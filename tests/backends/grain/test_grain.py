@@ -125,6 +125,7 @@ REUSE = BatchSampler(ReuseSampler(41, reuse=2, live=8, seed=0), batch_size=4)
 REFUSED: Refused = [
     (lambda i: as_map_dataset(feed_of(i), epochs=1)[-1], IndexError, r"at least 0, got -1: .*len"),
     (lambda i: as_map_dataset(feed_of(i), epochs=1)["x"], TypeError, "index must be an integer"),
+    (lambda i: as_map_dataset(feed_of(i)), TypeError, r"write as_map_dataset\(feed, epochs=90\)"),
     (lambda i: as_map_dataset(Feed(i, REUSE), epochs=1), ValueError, "reuse"),
     (lambda i: as_map_dataset(Feed(i, ONCE, **ALONE), epochs=1), ValueError, "Seeded"),
     (

@@ -246,6 +246,19 @@ REFUSED: Refused = [
         )
     ),
     (lambda: RandomSampler(5), TypeError, "write RandomSampler(dataset, seed=0)"),
+    (SequentialSampler, TypeError, "write SequentialSampler(dataset)"),
+    (lambda: WeightedSampler([1]), TypeError, "write WeightedSampler(weights, seed=0)"),
+    (lambda: MixtureSampler([], seed=0), TypeError, "'weights': write MixtureSampler([a, b], "),
+    (lambda: SubsetSampler([1]), TypeError, "write SubsetSampler(ids, of=len(index))"),
+    (lambda: ViewSampler([1]), TypeError, "write ViewSampler(order, views, per_epoch='one', "),
+    (lambda: ReuseSampler(5, seed=0), TypeError, "'reuse': write ReuseSampler(dataset, reuse=4, "),
+    (
+        lambda: BucketBatchSampler([1], budget=1, seed=0, last_batch="drop"),
+        TypeError,
+        "'last_batch': write BucketBatchSampler(lengths, budget=4096, seed=0)",
+    ),
+    (lambda: ShardShuffleSampler([1]), TypeError, "write ShardShuffleSampler(index.shard_lengths"),
+    (lambda: split(5), TypeError, "write split(len(index), fraction=0.1, seed=0)"),
     (
         lambda: BatchSampler(SequentialSampler(3), batch_size=1, final="drop"),
         TypeError,
