@@ -146,7 +146,7 @@ class CoverageBatches:
 
 
 class _EpochTable(NamedTuple):
-    """Which class each chunk of an epoch is of; a chunk is K records of one class."""
+    """The class of each chunk of an epoch; a chunk is K records of one class."""
 
     class_order: Int64s  # the classes, in random order
     bounds: Int64s  # class `class_order[i]` has the chunks `bounds[i]` to `bounds[i + 1] - 1`

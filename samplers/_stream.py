@@ -29,8 +29,8 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     Every epoch has `len()` steps. `batch(epoch, step)` is pure. `shard(rank, world_size)` gives
     the same stream as one rank sees it: a contiguous slice of every global batch.
 
-    Iterating is for a plain `DataLoader(batch_sampler=…)`. A sampler does not know what a training
-    loop received, so a pass (one iteration) is an epoch from its first step:
+    Iterating is for a plain `DataLoader(batch_sampler=…)`. A sampler does not see which batches
+    a training loop received, so a pass (one iteration) is an epoch from its first step:
 
     - After its last batch, the next pass is the next epoch. An evaluation stays in its epoch.
     - A pass that was broken off begins the same epoch again.

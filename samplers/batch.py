@@ -26,9 +26,9 @@ class BatchSampler(BatchStream):
             last batch is filled with -1, and loaders give a mask. `"drop"`: the last batch is left
             out, and its records are not visited in that epoch.
         batches_per_epoch: cuts the endless stream of these batches into epochs of another length:
-            epoch k is batches `k * n` to `(k + 1) * n`. The sampler is repeated endlessly, so an
-            epoch of batches may end in the middle of an epoch of the sampler. By default both end
-            together.
+            epoch k is batches `k * n` to `(k + 1) * n - 1`, with n = `batches_per_epoch`. The
+            sampler is repeated endlessly, so an epoch of batches may end in the middle of an epoch
+            of the sampler. By default both end together.
 
     Raises:
         ValueError: the sampler cannot be cut so: `sections` of a shuffle that do not divide
@@ -123,7 +123,7 @@ class BatchSampler(BatchStream):
         """A copy of this batch sampler that draws group numbers in place of ids.
 
         It is for loaders that read each group (such as a class) from a dataset of its own: they
-        only need to know from which dataset the next sample comes. If id 7 is of group 2, and id 3
+        only need the dataset from which the next sample comes. If id 7 is of group 2, and id 3
         of group 0, the batch 7 3 becomes 2 0. `num_records` of the copy is the number of groups.
         None if ids have no groups, or batches are padded.
         """

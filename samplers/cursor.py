@@ -46,7 +46,8 @@ class Cursor:
     def __init__(self, stream: Epochs, /) -> None:
         self.stream = stream
         self.epoch = self.step = 0
-        self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
+        # The position that load_state_dict has set; None once a batch has been received after it.
+        self._loaded: tuple[int, int] | None = None
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
         # The epoch that `set_epoch` was called with; None after a pass has started.
         self._requested_epoch: int | None = None

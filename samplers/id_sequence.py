@@ -34,7 +34,7 @@ class IdSequence(Sequence[int]):
         epochs: how many epochs.
 
     Raises:
-        TypeError: ids are no record ids, but views or uses of records.
+        TypeError: ids are of views or uses, not of records.
 
     >>> import numpy as np
     >>> from twinfeed.samplers import IdSequence, RandomSampler

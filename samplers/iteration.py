@@ -22,7 +22,7 @@ from twinfeed.samplers.types import Int64s
 class IdStream(IteratedSampler["IdSamplerCursor"], Samples):
     """Ids by (epoch, position), or by iteration for a plain `DataLoader(dataset, sampler=…)`.
 
-    A sampler does not know what a training loop received, so a pass is an epoch from its first
+    A sampler does not see which ids a training loop received, so a pass is an epoch from its first
     position, as for `BatchStream`:
 
     - The last id moves on to the next epoch.
@@ -209,8 +209,8 @@ class IdIterator(Cursor):
         reads the positions 0 2 4 and so on: after 3 ids it is at step 6.
         """
         assert self._positions is not None  # the iteration has started
-        # `_ids` is an iterator over the ids that were drawn, but not yet returned. Iterators over
-        # lists know how many elements remain.
+        # `_ids` is an iterator over the ids that were drawn, but not yet returned. `length_hint`
+        # of an iterator over a list is the number of elements that remain.
         num_returned = self._num_drawn - length_hint(self._ids)
         is_exhausted = num_returned == len(self._positions)
         step = self._start_position + num_returned * self._positions.step

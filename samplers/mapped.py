@@ -36,7 +36,7 @@ class MappedArray(np.ndarray[Any, np.dtype[Any]]):
 def as_mapped(array: Array) -> Array:
     """Return a read-only view of an array: a `MappedArray` if the array is mapped from a file.
 
-    A `MappedArray` is pickled as the path, and remembers the identity of the file (inode, size,
+    A `MappedArray` is pickled as the path, and the identity of the file (inode, size,
     time of the last change), so that another process does not map a file that was replaced.
     """
     location = _path_and_offset(array)

@@ -130,7 +130,7 @@ class Sampler(IdStream):
 
         `BatchSampler` calls this. By default the ids do not depend on the batches, and the result
         is the sampler itself. A sampler that changes at training steps is copied, since the copy
-        must know the step of each position. A subclass raises ValueError if it cannot be divided
+        must compute the step of each position. A subclass raises ValueError if it cannot be divided
         into such batches.
         """
         if not self.traits.needs_steps:
@@ -254,7 +254,7 @@ class InnerSampler(Sampler):
         A user passes it as the argument `order`. The error for a sampler of another size has the
         text `expected`, such as "5 records".
         """
-        # `num_ids` is None if ids are record ids. Otherwise several ids stand for the same record,
+        # `num_ids` is None if ids are record ids. Otherwise several ids may be of the same record,
         # such as its captions (views), and cannot be mapped as records. The usual mistake is
         # SubsetSampler(…, order=ViewSampler(…)): the error shows how to nest them.
         if check_sampler(inner_sampler).traits.num_ids is not None:

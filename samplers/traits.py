@@ -44,13 +44,13 @@ class SamplerTraits:
     #: The option of the sampler, as text for an error, for which the class or data set of a sample
     #: is not enough, since it draws certain records; None if there is no such option.
     needs_records: str | None = None
-    #: Whether ids depend on the training step: only a batch sampler knows it, so ids cannot be
-    #: drawn by position.
+    #: Whether ids depend on the training step: only a batch sampler can compute the step, so ids
+    #: cannot be drawn by position.
     needs_steps: bool = False
 
     @property
     def why_records_matter(self) -> str:
-        """Why records need random access, as text; "" if they can be read in sequence by iterators.
+        """The reason why records need random access, as text; "" if iterators are enough.
 
         A loader may read each class or data set in sequence, by an iterator (tf.data's
         `choose_from_datasets`). Then a sampler chooses only the class or data set of each sample.
@@ -146,7 +146,7 @@ def check_independent_of_steps(samples: Samples) -> None:
     """Raise TypeError if the ids of a sampler depend on the training step.
 
     Such a sampler changes at some steps, by a schedule of weights or exclusions. Only a batch
-    sampler can draw its ids, since it knows the batch size, and so the training step of each id.
+    sampler can draw its ids, since it has the batch size, and so the training step of each id.
     """
     if samples.traits.needs_steps:
         raise TypeError(

@@ -93,8 +93,8 @@ class ViewSampler(InnerSampler):
         `stop[i] - 1`, int64[n] both.
 
         If an epoch has one view (variant) of each record, the inner sampler draws records, and
-        knows their spans. Otherwise it draws (record, view) pairs, numbered record by record, and
-        knows the spans of pairs. The span of a record then has the records of the span of its first
+        has their spans. Otherwise it draws (record, view) pairs, numbered record by record, and
+        has the spans of pairs. The span of a record then has the records of the span of its first
         pair. Its other pairs are most often in the same span, since they are next to it.
 
         In the comments, the records 0 and 1 have 2 and 3 views, and the pairs 0 to 3 are a span. So

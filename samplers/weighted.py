@@ -115,7 +115,7 @@ class WeightedSampler(Sampler):
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
         """Return a copy of this sampler for `num_steps` batches an epoch, each of `batch_size`.
 
-        Weights may change at training steps, so the sampler must know the step of each position.
+        If weights change at training steps, the copy computes the step of each position.
 
         Raises:
             ValueError: without replacement, weights that change in the middle of an epoch.

@@ -1,4 +1,4 @@
-"""How much of a stream is drawn in one call: little at first, and much later on."""
+"""Sizes of the parts in which a stream is drawn: small at first, and large later on."""
 
 from __future__ import annotations
 
