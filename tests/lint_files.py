@@ -361,6 +361,14 @@ def names_are_of_the_glossary() -> Problems:
                 yield f"{file} names something {name}: take a noun (CONTRIBUTING, Words)"
 
 
+def a_docstring_says_what_the_object_is() -> Problems:
+    """It begins with a noun phrase or an imperative, not with a question word."""
+    question = re.compile(r'^ *"""((?:What|How|Where|When|Which|Why) .*)', re.MULTILINE)
+    for path in [*MODULES.values(), *(ROOT / "package").glob("*.py")]:
+        for found in question.findall(path.read_text()):
+            yield f"{path.relative_to(ROOT)}: {found}"
+
+
 def a_folder_says_what_each_of_its_files_is_for() -> Problems:
     for folder in sorted({path.parent for path in MODULES.values()}):
         text = (folder / "__init__.py").read_text()
@@ -481,6 +489,7 @@ RULES: tuple[Callable[[], Problems], ...] = (
     every_module_has_a_test,
     a_module_is_found_by_its_name,
     names_are_of_the_glossary,
+    a_docstring_says_what_the_object_is,
     a_folder_says_what_each_of_its_files_is_for,
     errors_are_in_a_section,
     every_fault_that_a_test_names_is_in_the_list,
