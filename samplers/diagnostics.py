@@ -444,7 +444,7 @@ def simulate_shuffle_buffer(
         buffer_size: records that the buffer holds.
         seed: the only source of chance.
 
-    No record leaves more than `buffer_size - 1` places early:
+    No record leaves more than `buffer_size - 1` positions early:
 
     >>> simulate_shuffle_buffer(10, buffer_size=3, seed=0).tolist()
     [0, 2, 4, 5, 6, 3, 7, 8, 9, 1]

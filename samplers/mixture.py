@@ -34,8 +34,9 @@ class MixtureSampler(Sampler):
     Weights are divided by their common divisor: 50 and 50 are 1 and 1. Fractions are taken as the
     decimals that they are printed as: 0.7 and 0.3 are 7 and 3. The periods follow each other
     through all epochs of the mixture. So after k periods the proportion is exact. Each period has
-    the samplers at other places: no rank gets the same sampler in all batches. The divided weights
-    sum to at most 2^24, as the mixture keeps a table of that many entries, of some bytes each.
+    the samplers at other positions: no rank gets the same sampler in all batches. The divided
+    weights sum to at most 2^24, as the mixture keeps a table of that many entries, of some bytes
+    each.
 
     Weights may change: `{0: [3, 1], 12_000: [1, 1]}` is 3 to 1, and 1 to 1 from training step
     12,000 on (`epoch * len + step` of the batch sampler). Each sampler continues where it was,

@@ -46,7 +46,7 @@ class ShardShuffleSampler(Sampler):
             of 1 makes the order uniform.
         window: blocks that are open at once.
         sections: the blocks are divided into so many sections of as many records, each with a
-            shuffle of its own and its share of the window's segments. A batch is a piece of each
+            shuffle of its own and its share of the window's segments. A batch is a part of each
             section. Where world_size divides `sections`, no two ranks read the same block, except
             the `sections - 1` blocks at most that are in two sections, and in a smaller last batch.
         order_within: `"stored"` keeps the records of a block in stored order.

@@ -32,11 +32,11 @@ class SubsetSampler(InnerSampler):
     Args:
         records: distinct ids, int[n], which are kept as the table. By default they come as given.
         of: the number of records of the index, `len(index)`, or the index or dataset itself.
-        order: a sampler over `len(records)` places, such as `RandomSampler(len(records), seed=0)`.
+        order: a sampler over `len(records)` positions, as `RandomSampler(len(records), seed=0)`.
 
     Records 2, 3, 5, 7 in stored order, and in a random order of their own::
 
-        place        0 1 2 3
+        position     0 1 2 3
         stored       2 3 5 7
         random       2 5 3 7
 
@@ -65,7 +65,7 @@ class SubsetSampler(InnerSampler):
         self.num_records = validate.record_count("of", of, subset=subset, minimum=minimum)
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
-        self._set_inner_sampler(inner, size, f"len(records)={size} places")
+        self._set_inner_sampler(inner, size, f"len(records)={size} positions")
         # A block of the inner sampler is a range of indices of the table. Its records are close
         # together in storage only if the table ascends.
         blocks = inner.traits.reads_blocks and is_increasing(self._table)

@@ -434,7 +434,7 @@ REFUSED: Refused = [
     (
         lambda: SubsetSampler([5], of=6, order=SequentialSampler(2)),
         ValueError,
-        "order must be a sampler of len(records)=1 places",
+        "order must be a sampler of len(records)=1 positions",
     ),
     (lambda: SubsetSampler([5], of=6, order=[0]), TypeError, "got a list"),
     (lambda: SubsetSampler(range(5), of=5, order=pk()()), TypeError, "order must be a Sampler"),
