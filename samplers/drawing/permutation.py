@@ -289,8 +289,11 @@ def _decrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
 def _hash(x: Unsigned, key: Unsigned, size: Unsigned) -> Unsigned:
     """Return a hash of each x under a key, in `[0, size)`: the round function of a Feistel network.
 
-    It is a multiply-xorshift hash. Its upper half is scaled to `[0, size)` by multiplying by the
-    size and dropping the lower half of the product (multiply-high), which is faster than a modulo.
+    It is a multiply-xorshift hash, with the constants of lowbias32 (Chris Wellons, "Prospecting for
+    hash functions", 2018) for 32 bits, and of degski64 for 64 bits; both are in
+    https://github.com/skeeto/hash-prospector. Its upper half is scaled to `[0, size)` by
+    multiplying by the size and dropping the lower half of the product (multiply-high), which is
+    faster than a modulo.
     """
     multiplier_1, multiplier_2, shift, half = _HASH_CONSTANTS[x.itemsize]  # for 32 or 64 bits
     h = x + key
