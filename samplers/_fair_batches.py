@@ -20,7 +20,7 @@ from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Array, Int64s
 
 _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
-_LOOK_AHEAD = 8  # subsets of records of a class that are computed at once, to replace a record
+_SUBSETS_AT_ONCE = 8  # subsets of records of a class that are computed to replace a record
 
 
 class ClassExclusion(NamedTuple):
@@ -351,10 +351,10 @@ class _PhaseSchedule:
         """
         # The number of subsets with 2 n records, rounded up: 40 / 2 = 20.
         num_subsets = -(-2 * int(self._classes.sizes[classes[row]]) // self._phase.k)
-        same_class = np.full(_LOOK_AHEAD, classes[row])
-        # Draw `_LOOK_AHEAD` = 8 subsets at once: 6 to 13, then 14 to 21, then 22 to 29.
-        for first in range(1, num_subsets + 1, _LOOK_AHEAD):
-            later_subsets = subset_index[row] + np.arange(first, first + _LOOK_AHEAD)
+        same_class = np.full(_SUBSETS_AT_ONCE, classes[row])
+        # Draw `_SUBSETS_AT_ONCE` = 8 subsets at once: 6 to 13, then 14 to 21, then 22 to 29.
+        for first in range(1, num_subsets + 1, _SUBSETS_AT_ONCE):
+            later_subsets = subset_index[row] + np.arange(first, first + _SUBSETS_AT_ONCE)
             yield from self.records(same_class, later_subsets).reshape(-1).tolist()
 
 
