@@ -96,25 +96,26 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
             f"only these records, use {subset}"
         )
     if not _is_dataset(n):
+        advice = ": write len(data['label'])" if isinstance(n, Mapping) else ""
         raise TypeError(
             f"{name} must be the number of records or a dataset with __len__ and __getitem__, got "
-            f"{kind}"
+            f"{kind}{advice}"
         )
     return integer(name, len(cast(Sized, n)), minimum=minimum)
 
 
 def _is_dataset(data: object) -> bool:
-    """Return whether data has a length, which is its number of records, and items.
-
-    A sampler and a loader are not datasets: their length is a number of ids or batches.
-    """
+    """Return whether data has a length, which is its number of records, and items."""
     if isinstance(data, (str, bytes, bytearray, Mapping)) or not isinstance(data, Sized):
         return False
-    is_sampler = isinstance(data, Samples)
-    has_sampler = isinstance(getattr(data, "sampler", None), Samples)  # as a loader
     # The classes of this library that read records have `digests` in place of `__getitem__`.
     has_items = hasattr(data, "__getitem__") or hasattr(data, "digests")
-    return has_items and not is_sampler and not has_sampler
+    return has_items and not is_stream(data)
+
+
+def is_stream(value: object) -> bool:
+    """Return whether a value is a sampler, or a feed of one: its length may count batches."""
+    return isinstance(value, Samples) or isinstance(getattr(value, "sampler", None), Samples)
 
 
 def _is_number(value: Any) -> bool:

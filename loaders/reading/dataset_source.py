@@ -7,13 +7,13 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
@@ -61,7 +61,9 @@ class DatasetSource:
 
     Raises:
         TypeError: a dataframe; data without a length or items; a label that is not an integer.
-        ValueError: arrays of different lengths; a tuple without `fields`; a masked value.
+        ValueError: arrays of different lengths; `fields` that do not name each part of a tuple; a
+            masked value.
+        KeyError: record 0 does not have one of `fields`, or a record lacks a column.
         LoaderError: pickling would copy more than 16 MiB of arrays to a new process.
 
     >>> import numpy as np
@@ -88,9 +90,10 @@ class DatasetSource:
         digest: str | None = None,
         threads: bool = False,
     ) -> None:
-        dataset = _dataset_class(data)(
-            data, None if fields is None else checks.names("fields", fields)
-        )
+        wanted = checks.names("fields", () if fields is None else fields)  # (): all
+        if len({*wanted}) < len(wanted):
+            raise ValueError(f"fields must be different names, got {wanted}")
+        dataset = _dataset_class(data)(data, wanted)
         self._data, self._class_name = dataset, type(data).__name__
         self._one_thread_at_a_time = not (validate.flag("threads", threads) or dataset.thread_safe)
         self.fresh, self.in_memory = dataset.fresh, dataset.in_memory
@@ -107,6 +110,8 @@ class DatasetSource:
         self.labels = None if label is None else self.columns[label]  # for samplers
         self.fields = [name for name in dataset.names if name not in self.columns]
         names = [*self.fields, *self.columns]
+        if not isinstance(digest, (str, NoneType)):
+            raise TypeError(f"digest must be a string, got {digest!r}")
         self.digests = {} if digest is None else dict.fromkeys(names, digest)
         self.num_missing = {
             name: int(is_null.sum()) for name, is_null in dataset.null_masks.items()
@@ -151,21 +156,19 @@ class _Items:
     copied_bytes = 0  # of the arrays that are copied when this is pickled, as far as is known
     null_masks: Mapping[str, npt.NDArray[np.bool_]] = {}  # by field: True where a value is null
 
-    def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
+    def __init__(self, data: Any, fields: Sequence[str]) -> None:
         self.data = data
         self.thread_safe = self.in_memory = isinstance(data, list)
+        if not len(data):
+            self.names = fields or []
+            return
         try:
-            first = self._items([0])[0] if len(data) else {}
+            first = self._items([0])[0]
         except Exception as error:
             error.add_note(f"in record 0 of a {type(data).__name__}, read to find the field names")
             raise
-        if fields is None and isinstance(first, tuple):
-            raise ValueError(
-                f"fields must name the {counted(len(first), 'part')} of each tuple, as in "
-                'DatasetSource(dataset, fields=("image", "label"))'
-            )
         self.unnamed_type = "" if isinstance(first, Mapping) else type(first).__name__
-        self.names = fields or (["row"] if self.unnamed_type else [*first])
+        self.names = _field_names(first, fields)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -233,7 +236,7 @@ class _Items:
 class _Columns(_Items):
     """A dataset that returns a dict of columns when it is indexed by several ids."""
 
-    def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
+    def __init__(self, data: Any, fields: Sequence[str]) -> None:
         self.data = data
         self.names = fields or ([*data[[0]]] if len(data) else data.column_names)
 
@@ -249,7 +252,7 @@ class _Columns(_Items):
 class _HuggingFace(_Columns):
     """A dataset of Hugging Face, from which only the requested columns are read."""
 
-    def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
+    def __init__(self, data: Any, fields: Sequence[str]) -> None:
         super().__init__(data, fields)
         self._selected: dict[tuple[str, ...], Any] = {}
         # `data.data.table` has the column as stored: all records, also those that the dataset, a
@@ -295,7 +298,7 @@ class _Table(_Columns):
 
     thread_safe = True
 
-    def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
+    def __init__(self, data: Any, fields: Sequence[str]) -> None:
         self.data, self.names = data, fields or data.column_names
         self.copied_bytes = data.nbytes
         self.null_masks = {
@@ -315,12 +318,12 @@ class _Arrays(_Items):
 
     thread_safe = fresh = True
 
-    def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
+    def __init__(self, data: Any, fields: Sequence[str]) -> None:
+        self.names = _field_names(data, fields)
         if not isinstance(data, Mapping):
             self.unnamed_type = type(data).__name__
-            data = dict.fromkeys(fields or ["row"], data)
+            data = dict.fromkeys(self.names, data)
         self.data = {name: _as_records(name, values) for name, values in data.items()}
-        self.names = fields or [*data]
         in_memory = [array for array in self.data.values() if not is_mapped(array)]
         self.copied_bytes = sum(array.nbytes for array in in_memory)
         self.in_memory = len(in_memory) == len(self.data)
@@ -344,17 +347,17 @@ def as_source(records: Any, /) -> Source:
     A dict of arrays, or a dataset whose records are dicts, becomes a `DatasetSource`.
 
     Raises:
-        TypeError: `records` is a path, or cannot be indexed by record id, or its records are not
-            dicts, so that their values have no names.
+        TypeError: `records` is a path or a sampler, or cannot be indexed by record id, or its
+            records are not dicts, so that their values have no names.
     """
-    # No dataset has an attribute `reader` or `digests`: an object with one of them is meant as a
-    # source. If it lacks another attribute of a source, `check_source` raises an error.
-    if isinstance(records, Index) or hasattr(records, "reader") or hasattr(records, "digests"):
+    type_name = type(records).__name__
+    if validate.is_stream(records):
+        raise TypeError(f"index must be the data, got a {type_name}: write Feed(data, sampler)")
+    # A dataset may have an attribute `reader`, but not both `columns` and `digests`. An object that
+    # is meant as a source, and lacks another attribute of a source, is refused by `check_source`.
+    if hasattr(records, "columns") and hasattr(records, "digests"):
         check_source(records)
         return records  # type: ignore[no-any-return]
-    type_name = type(records).__name__
-    if isinstance(records, (str, bytes, os.PathLike)):
-        raise TypeError(f"index must be an Index, got a {type_name}: open_index(path) gives one")
     source = DatasetSource(records)
     if source.unnamed_type:  # the type of record 0, if this is not a dict
         raise TypeError(
@@ -373,6 +376,10 @@ def _dataset_class(data: Any) -> type[_Items]:
     Raises:
         TypeError: no class reads it, for instance a dataframe, or an iterable without a length.
     """
+    if isinstance(data, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"data must not be a path, got {data!r:.80}: open_index(path) opens an index"
+        )
     if hasattr(data, "iloc") or hasattr(data, "to_arrow"):  # of pandas; of polars
         raise TypeError(
             "a dataframe is not indexed by record number: give frame.to_arrow() (polars), or "
@@ -406,6 +413,36 @@ def _dataset_class(data: Any) -> type[_Items]:
     return _Columns if style == "custom" else _HuggingFace
 
 
+def _field_names(record: Any, fields: Sequence[str]) -> Sequence[str]:
+    """Return the names of the fields that are read, or "row" for a single value without a name.
+
+    Args:
+        record: a dict of fields, a tuple, or a single value.
+        fields: the user's names: some keys of the dict, or names for the parts of the tuple or for
+            the value. Empty if there are none.
+
+    Raises:
+        ValueError: the dict is empty, or a tuple or a value has too few or too many names.
+        KeyError: the dict does not have one of `fields`.
+    """
+    if isinstance(record, Mapping):
+        if not record:
+            raise ValueError("data must have at least one field, got an empty dict")
+        for name in fields:
+            if name not in record:
+                raise KeyError(f"no field {name!r}: the fields are {[*record]}")
+        return fields or [*record]
+    is_tuple = isinstance(record, tuple)
+    num_parts = len(record) if is_tuple else 1
+    names = fields or ([] if is_tuple else ["row"])
+    if len(names) != num_parts:
+        raise ValueError(
+            f"fields must name the {counted(num_parts, 'part')} of each {type(record).__name__}; "
+            'of tuples, as in DatasetSource(dataset, fields=("image", "label"))'
+        )
+    return names
+
+
 def _is_array_or_tensor(values: Any) -> bool:
     """Return whether a value is a numpy array or a tensor of torch, without masked entries."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
@@ -429,6 +466,8 @@ def _as_records(name: str, values: Any) -> Array:
         )
     if not _is_array_or_tensor(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
+    if values.ndim == 0:
+        raise ValueError(f"{name!r} must have a row for each record, got a single number")
     return as_mapped(_to_numpy(name, values))  # an array mapped from a file pickles as its path
 
 

@@ -125,7 +125,7 @@ REFUSED: Refused = [
             (b"abc", "got bytes"),
             (bytearray(3), "got bytearray"),
             ("abc", "got str"),
-            ({"x": [1, 2]}, "dataset with __len__ and __getitem__, got dict"),
+            ({"x": [1, 2]}, "__getitem__, got dict: write len(data['label'])"),
             ({1, 2}, "got set"),
             (np.array([True, False]), "got ndarray of numbers"),
             (deque([3]), "got deque of numbers"),

@@ -95,6 +95,8 @@ def test_feed_wraps_a_dataset_of_dicts(kind: str, tmp_path: Path) -> None:
 
 def test_feed_reads_record_0_of_a_dataset_once_when_created() -> None:
     class Counting(Dicts):
+        reader = "csv"  # a source has a method of this name; this is a dataset all the same
+
         def __getitem__(self, record: int) -> Any:
             read.append(record)
             return super().__getitem__(record)

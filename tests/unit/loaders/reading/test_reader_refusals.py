@@ -25,7 +25,7 @@ from twinfeed.loaders import (
     SideTable,
     plan,
 )
-from twinfeed.samplers import BatchSampler, SequentialSampler
+from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, SequentialSampler
 
 
 def reader(**options: Any) -> Call:
@@ -131,7 +131,25 @@ REFUSED: Refused = [
         ValueError,
         "'n' must have no masked entry, got one at 0: fill it",
     ),
-    (rows([(1, 2)]), ValueError, "fields must name the 2 parts of each tuple"),
+    *(
+        (rows([(1, 2)], fields=fields), ValueError, "fields must name the 2 parts of each tuple")
+        for fields in (None, ["a"], ["a", "b", "c"])
+    ),
+    *(
+        (
+            rows(data, fields=["a", "b"]),
+            ValueError,
+            rf"name the 1 part of each {name}",
+        )
+        for data, name in (([[1, 2]], "list"), ([SimpleNamespace(a=1, b=2)], "Simple"), (X, "nda"))
+    ),
+    *(
+        (rows(data, fields=["nope"]), KeyError, r"no field 'nope': the fields are \['x'")
+        for data in (SAMPLES, {"x": X})
+    ),
+    (rows([(1, 2)], fields=["a", "a"]), ValueError, "fields must be different names, got"),
+    (rows("photos"), TypeError, r"must not be a path, got 'photos': open_index\(path\)"),
+    (rows(X, digest=5), TypeError, "digest must be a string, got 5"),
     (rows(SAMPLES, label="word"), TypeError, "column 'word' must hold numbers.*unique"),
     (rows([{"y": 0.5}], label="y"), TypeError, "label 'y' must hold integers, got float64"),
     (rows(SAMPLES, columns="word"), TypeError, "columns must be a list of names"),
@@ -158,7 +176,7 @@ REFUSED: Refused = [
         r"read returned .* results for record \d+ of a Flipped",
     ),
     # Sources of one's own
-    (batch("x"), TypeError, r"must be an Index, got a str: open_index\(path\) gives one"),
+    (batch("x"), TypeError, r"must not be a path, got 'x': open_index\(path\) opens an index"),
     (batch(Unfinished()), TypeError, "must be an Index, got a .*needs describe, reader"),
     # A dataset that a feed is to take as it is
     *(
@@ -175,7 +193,16 @@ REFUSED: Refused = [
     ),
     (batch([(X, 1)]), ValueError, r'name the 2 parts .*\(dataset, fields=\("image", "label"\)\)'),
     (batch({"x": X, "y": X[1:]}), ValueError, r"lengths \{'x': 24, 'y': 23\}"),
-    (batch({}), ValueError, r"a row for each record, got the lengths \{\}"),
+    *((batch(dataset), ValueError, "at least one field") for dataset in ({}, [{}] * 24)),
+    (batch({"x": np.ones(())}), ValueError, "'x' must have a row for each record, got a single"),
+    *(
+        (batch(wrong), TypeError, rf"must be the data, got a {name}: write Feed\(data, sampler\)")
+        for wrong, name in (
+            (SequentialSampler(24), "SequentialSampler"),
+            (ExactOnceBatchSampler(24, batch_size=8), "ExactOnceBatchSampler"),
+            (Feed({"x": X}, ExactOnceBatchSampler(24, batch_size=8)), "Feed"),
+        )
+    ),
     (batch({0: X}), TypeError, "the name of a field must be a str, got 0"),
     (batch({"id": X}), ValueError, "'id' has a name that the loader itself gives"),
     (
