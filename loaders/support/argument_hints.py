@@ -75,28 +75,33 @@ def hint_arguments(**hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
     `hints` has the advice by name: for options of other libraries, and for required options that
     are easily forgotten. For any other unknown option, the error suggests the option with the most
-    similar name.
+    similar name. Where a positional argument is missing, or has a name, the error shows the call.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        parameters = inspect.signature(function).parameters.values()
+        is_constructor = function.__name__ == "__init__"  # whose first parameter is `self`
+        parameters = [*inspect.signature(function).parameters.values()][is_constructor:]
+        positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         options = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-        names = [option.name for option in options]
+        names = [p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY]
         required = [option.name for option in options if option.default is option.empty]
-        max_positional = len(parameters) - len(options)
+        num_required = sum(p.default is p.empty for p in positional)
+        arguments = ", ".join(p.name for p in positional)
 
         @wraps(function)
         def check_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
-            is_constructor = function.__name__ == "__init__"
             what = type(args[0]).__name__ if is_constructor else function.__name__
+            num_positional = len(args) - is_constructor
+            if num_positional < num_required and not kwargs.keys() & hints.keys():
+                raise TypeError(f"{what} needs {arguments} by position: write {what}({arguments})")
             for name in kwargs:
                 if name not in names:
                     hint = hints.get(name) or closest_name(name, names)
                     raise TypeError(f"{what} takes no {name}=: {hint}")
-            if len(args) > max_positional:
+            if num_positional > len(positional):
                 raise TypeError(
-                    f"{what} takes its options by name, as in {names[0]}=…, "
-                    f"got {args[max_positional]!r}"
+                    f"{what} takes its options by name, as in {options[0].name}=…, "
+                    f"got {args[len(positional) + is_constructor]!r}"
                 )
             for name in required:
                 if name in hints and name not in kwargs:

@@ -30,6 +30,12 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (pack, ("*.tar", "x"), {"label": "cls"}, "takes no label=: give CompressedShards"),
     (build_index, ("*.tar", "x"), {"labels": "cls"}, "takes no labels=: did you mean label="),
     (Feed, (None, None, 4), {}, "takes its options by name, as in fields=…, got 4"),
+    (Feed, ({},), {"sampler": None}, r"needs index, sampler by position: write Feed\(index, samp"),
+    (Feed, (), {}, r"needs index, sampler by position: write Feed\(index, sampler\)"),
+    (Feed, ({},), {"batch_size": 8}, "takes no batch_size=: the feed's sampler"),
+    (NumpyLoader, (), {"feed": None}, r"needs feed by position: write NumpyLoader\(feed\)"),
+    (pack, ([],), {"out": "x"}, r"needs source, out by position: write pack\(source, out\)"),
+    (DecodeImage, ("jpg", 3), {}, "takes its options by name, as in mode=…, got 3"),
     (build_index, ("*.tar", "x"), {"xyz": 1}, "xyz=: its options are label, classes, fields, "),
 ]
 
@@ -72,4 +78,5 @@ def test_framework_loader_options_name_their_counterpart() -> None:
 
 
 def test_signatures_are_kept() -> None:
+    assert DecodeImage(field="jpg").field == "jpg"  # a positional argument that may have its name
     assert "decode" in inspect.signature(Feed).parameters
