@@ -6,7 +6,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsIndex
@@ -58,6 +58,11 @@ class Results:
         if isinstance(of, Feed):
             self._num_ids, self._run = of.sampler.num_ids, NumpyLoader(of).state_dict()
         else:
+            if not isinstance(of, SupportsIndex):
+                raise TypeError(
+                    f"Results takes a feed or the number of sample ids, got a {type(of).__name__}: "
+                    "write Results(feed), or Results(len(index))"
+                )
             self._num_ids, self._run = validate.integer("n", of, minimum=0), {}
         self._ids = checks.check_ids(
             np.arange(self._num_ids) if ids is None else ids, self._num_ids
@@ -96,6 +101,8 @@ class Results:
             TypeError: a masked array, or objects.
             IndexError: an id below -1, or one that is not below the number of sample ids.
         """
+        if isinstance(ids, Mapping):
+            raise TypeError("ids must be ids, got a dict: write add(batch['id'], score=scores)")
         ids = checks.as_ids(_as_plain_array("ids", ids))
         real = ids != -1
         checks.check_ids(ids[real], self._num_ids)
@@ -133,11 +140,12 @@ class Results:
                 this process has added everything.
 
         Raises:
+            TypeError: `all_gather` is not a function, or returns something else.
             LoaderError: some ids of the pass have no result, or several. Every rank raises it.
             ValueError: results of several ranks or batches do not fit together, such as strings and
                 numbers, or integers that floats would round.
         """
-        rows = self.part() if all_gather is None else _concatenate(all_gather(self.part()))
+        rows = self.part() if all_gather is None else _gather(self.part(), all_gather)
         ids, first_rows, counts = np.unique(rows["id"], return_index=True, return_counts=True)
         wrong_ids = {
             "no result": self._ids[~np.isin(self._ids, ids)],
@@ -243,6 +251,14 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
         values, lengths = arrays[f"values {name}"], arrays.get(f"lengths {name}")
         results[name] = values if lengths is None else Ragged(values, lengths)
     return arrays["n"].item(), arrays["only"], run, results
+
+
+def _gather(part: Part, all_gather: Callable[[Part], Sequence[Part]]) -> Part:
+    """Return the rows of all ranks; raise TypeError if `all_gather` does not return their parts."""
+    parts = all_gather(part) if callable(all_gather) else all_gather
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(p, np.ndarray) for p in parts):
+        raise TypeError(f"all_gather must return the list of all ranks' parts, got {parts!r:.80}")
+    return _concatenate(parts)
 
 
 def _concatenate(parts: Iterable[Part]) -> Part:

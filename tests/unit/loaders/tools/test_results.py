@@ -174,6 +174,7 @@ def test_added_rows_are_copied() -> None:
         (ValueError, [0], {"a": ["x"]}, "'a' is int64, but with .* text, which cannot hold"),
         (ValueError, [0], {"a": Ragged(np.array([1]), np.array([1]))}, "'a' is ragged int64"),
         (ValueError, [0], {"a": [np.array([1])]}, r"'a' is ragged int64 of shape \('…',\)"),
+        (TypeError, {"id": [0], "a": [1]}, {}, r"got a dict: write add\(batch\['id'\], "),
         (TypeError, np.ma.array([0]), {"a": [1]}, "ids is masked"),
         (TypeError, [0], {"a": np.ma.array([1])}, "a is masked: fill"),
         (TypeError, [0], {"a": [np.ma.masked]}, "a is masked"),
@@ -349,6 +350,22 @@ def test_save_removes_leftovers_of_killed_saves(tmp_path: Path) -> None:
         Results(3).save(tmp_path / "rank.npz")
     kept = {*names[1:], ".rank.npz-notes", ".other.npz-0123456789abcdef", "rank.npz"}
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: Results({"x": [1]}), r"got a dict: write Results\(feed\), or Results\(len\(index"),
+        (lambda: Results("3"), "number of sample ids, got a str: write"),
+        (lambda: Results(0).gather(5), "list of all ranks' parts, got 5"),
+        (lambda: Results(0).gather(lambda part: part), r"list of all ranks' parts, got array\("),
+        (lambda: Results(0).gather(lambda _: None), "list of all ranks' parts, got None"),
+        (lambda: Results(0).gather(lambda part: [part, 3]), r"ranks' parts, got \[array"),
+    ],
+)
+def test_calls_with_a_wrong_argument_are_refused(call: Any, word: str) -> None:
+    with pytest.raises(TypeError, match=word):
+        call()
 
 
 def test_ranks_with_other_results_are_refused() -> None:
