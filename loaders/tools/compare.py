@@ -189,10 +189,11 @@ def compare(
     check_feed(feed)
     if len(backends) < 2 or not set(backends) <= BACKENDS.keys():
         raise ValueError(f"backends must be at least two of {', '.join(BACKENDS)}, got {backends}")
-    makers: Sequence[Callable[[], Step] | None] = steps or [None] * len(backends)
-    if len(makers) != len(backends):
+    makers = [None] * len(backends) if steps is None else steps
+    is_list = isinstance(makers, Sequence) and len(makers) == len(backends)
+    if not is_list or not all(maker is None or callable(maker) for maker in makers):
         raise ValueError(
-            f"steps must be {len(backends)} functions, one per backend, got {len(makers)}"
+            f"steps must be a list of {len(backends)} functions, one per backend, got {steps!r}"
         )
     count = len(feed) if batches is None else validate.integer("batches", batches, minimum=1)
     for name in backends:
@@ -291,19 +292,10 @@ def _fetch(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
 def _iterate(job: _Job) -> Iterator[Any]:
     """Yield the first `job.batches` batches of a backend's loader, over epochs as needed."""
     os.environ["JAX_ENABLE_X64"] = "1"  # otherwise JAX would round 64-bit numbers to 32 bits
-    with _loader_class(job)(job.feed, **job.backend.options, **job.options) as loader:
+    loader_class = getattr(importlib.import_module(job.backend.module), job.backend.loader)
+    with loader_class(job.feed, **job.backend.options, **job.options) as loader:
         num_epochs = -(-job.batches // max(1, len(loader)))  # rounded up
         yield from islice(chain.from_iterable(repeat(loader, num_epochs)), job.batches)
-
-
-def _loader_class(job: _Job) -> Any:
-    """Import and return the class of a backend's loader; only the backend's process calls this."""
-    module, loader = job.backend.module, job.backend.loader
-    try:
-        return getattr(importlib.import_module(module), loader)
-    except (AttributeError, ModuleNotFoundError) as error:
-        problem = f"backend {job.name!r} is {module}.{loader} in BACKENDS, which cannot be imported"
-        raise type(error)(f"{problem}: {error}") from error
 
 
 def _as_arrays(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:

@@ -137,14 +137,17 @@ REFUSED: Refused = [
         (
             call(compare, backends=[name] * 2),
             kind,
-            f"'{name}' is {where} in BACKENDS, which cannot be imported: ",
+            problem,
         )
-        for name, kind, where in (
-            ("gone", ModuleNotFoundError, "support.own_backend.gone.BoxLoader"),
-            ("other", AttributeError, "support.own_backend.Other"),
+        for name, kind, problem in (
+            ("gone", ModuleNotFoundError, "No module named 'support.own_backend.gone'"),
+            ("other", AttributeError, "module 'support.own_backend' has no attribute 'Other'"),
         )
     ),
-    (call(compare, steps=[add_sizes]), ValueError, "must be 2 functions, one per backend, got 1"),
+    *(
+        (call(compare, steps=steps), ValueError, r"must be a list of 2 functions, one per .*, got")
+        for steps in ([add_sizes], 2, {"torch": add_sizes, "jax": add_sizes}, ["torch", "jax"])
+    ),
     (call(compare, batches="2"), TypeError, "batches must be an integer, got '2'"),
     (compare, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
     (
