@@ -53,7 +53,8 @@ class FeedConfig:
             function = getattr(self, name)
             if function is not None and (not callable(function) or _is_class(function)):
                 what = "a batch and its seed" if name == "batch_transform" else "a sample"
-                raise TypeError(f"{name} must be a function of {what}, got {function!r}")
+                advice = ": call it" if _is_class(function) else ""
+                raise TypeError(f"{name} must be a function of {what}, got {function!r}{advice}")
         if self.declared_batch_spec and self.batch_transform is None:
             raise ValueError(
                 "batch_spec describes the result of batch_transform: give spec= instead"
@@ -228,10 +229,11 @@ def check_fit(index: Source, sampler: BatchStream, /) -> None:
     """
     check_batches(sampler)
     if sampler.num_records != len(index):
+        kind = "index" if isinstance(index, Index) else "dataset"
         raise ValueError(
             f"the sampler was made for {counted(sampler.num_records, 'record')}, "
-            f"the index has {len(index):,}: make it with index.labels or len(index); to draw only "
-            f"some records, give records= or SubsetSampler(ids, of={len(index)})"
+            f"the {kind} has {len(index):,}: make the sampler with this number or with their "
+            f"labels; to draw only some, give records= or SubsetSampler(ids, of={len(index)})"
         )
 
 

@@ -54,7 +54,7 @@ class DecodeImage:
     Args:
         field: the name of the field.
         mode: "RGB", or "L" for uint8[height, width].
-        size: (height, width) to which Pillow's bilinear filter resizes, in pixels.
+        size: (height, width) to which Pillow's bilinear filter resizes, in pixels; a list too.
         fit: "stretch" gives the image the aspect of `size`. "crop" keeps the image's own aspect,
             and cuts off what is too long on both sides. "pad" keeps it too, and puts zeros on both
             sides.
@@ -109,12 +109,8 @@ class DecodeImage:
         self.mode = validate.choice("mode", mode, get_args(ImageMode))
         self._simplejpeg_colorspace = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
-        if isinstance(size, int):
-            raise ValueError(
-                f"size must be (height, width), got {size}: write size=({size}, {size}), with "
-                "fit='crop' for torchvision's Resize and CenterCrop"
-            )
-        self.size = _integers("size", size, ("height", "width"), minimum=1)
+        example = "size=(224, 224), with fit='crop' for torchvision's Resize and CenterCrop"
+        self.size = _integers("size", size, ("height", "width"), example, minimum=1)
         self.fit = validate.choice("fit", fit, get_args(Fit))
         if size is None and (fit != "stretch" or reducing_gap is not None):
             name = "reducing_gap" if fit == "stretch" else "fit"
@@ -128,7 +124,10 @@ class DecodeImage:
         )
         self.strict = validate.flag("strict", strict)
         colours = "red", "green", "blue"
-        self.background = _integers("background", background, colours, minimum=0, below=256)
+        example = "background=(255, 255, 255)"
+        self.background = _integers(
+            "background", background, colours, example, minimum=0, below=256
+        )
         with requires_extra("DecodeImage", "images"):
             import PIL  # noqa: F401
             import simplejpeg  # noqa: F401
@@ -377,17 +376,17 @@ class DecodeImage:
 
 
 def _integers(
-    name: str, values: tuple[int, ...] | None, parts: tuple[str, ...], **limits: int
+    name: str, values: tuple[int, ...] | None, parts: tuple[str, ...], example: str, **limits: int
 ) -> tuple[int, ...] | None:
-    """Check a user's tuple of integers, such as size=(height, width), and return it.
+    """Return a user's integers, such as size=(height, width), as a tuple.
 
-    None is returned as it is. `parts` are the names of the integers, and `limits` are arguments of
-    `validate.integer`.
+    None is returned as it is. `parts` are the names of the integers, `example` is a call for the
+    error, and `limits` are arguments of `validate.integer`.
     """
     if values is None:
         return None
-    if not isinstance(values, tuple) or len(values) != len(parts):
-        raise ValueError(f"{name} must be ({', '.join(parts)}), got {values!r}")
+    if not isinstance(values, (tuple, list)) or len(values) != len(parts):
+        raise ValueError(f"{name} must be ({', '.join(parts)}), got {values!r}: write {example}")
     return tuple(
         validate.integer(f"{part} of {name}", value, **limits)
         for part, value in zip(parts, values, strict=True)

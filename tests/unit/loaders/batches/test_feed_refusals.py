@@ -98,7 +98,7 @@ MASKED = np.ma.array([*TEXTS, "f"], mask=[0, 0, 0, 1, 0, 0])
 
 REFUSED: Refused = [
     (feed(of=ExactOnceBatchSampler(7, batch_size=2)), ValueError, "for 7 records, the index has 6"),
-    (lambda index: Feed(str(index.path), SAMPLER), TypeError, "got a str: open_index"),  # type: ignore[arg-type]
+    (lambda _: Feed({"x": np.ones(7)}, SAMPLER), ValueError, "the dataset has 7: make the sampler"),
     (feed(of=RandomSampler(6, seed=0)), TypeError, "got a RandomSampler: BatchSampler"),
     (
         lambda i: setattr(feed()(i), "sampler", 0),
@@ -117,7 +117,7 @@ REFUSED: Refused = [
             (
                 feed(**{name: DecodeImage}),
                 TypeError,
-                f"{name} must be .*, got <class .*DecodeImage",
+                f"{name} must be .*, got <class .*DecodeImage'>: call it",
             ),
             (
                 feed(0, **{name: lambda _: {"x": None}}),  # at the trial, before any batch
@@ -221,7 +221,15 @@ REFUSED: Refused = [
     (lambda _: DecodeImage(size=(4, -1)), ValueError, "width"),
     (lambda _: DecodeImage(size=(2.5, 3)), TypeError, "height"),  # type: ignore[arg-type]
     (lambda _: DecodeImage(size=64), ValueError, r"\(height, width\), got 64"),  # type: ignore[arg-type]
-    (lambda _: DecodeImage(size=224), ValueError, r"got 224: write size=\(224, 224\)"),  # type: ignore[arg-type]
+    *(
+        (lambda _, size=size: DecodeImage(size=size), ValueError, r": write size=\(224, 224\)")
+        for size in (224, np.int64(0), True)
+    ),
+    (
+        lambda _: DecodeImage(size=[4]),
+        ValueError,
+        r"size must be \(height, width\), got \[4\]: write",
+    ),  # type: ignore[arg-type]
     (lambda _: DecodeImage(fit="crop"), ValueError, r"fit= needs size=\(height, width\)"),
     (
         lambda _: DecodeImage(size=(2, 2), fit="fill"),

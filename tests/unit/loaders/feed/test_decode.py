@@ -457,7 +457,7 @@ def test_crop_keeps_aspect_and_cuts_both_sides() -> None:
     """Where no pixel needs another size, the result is the middle of the image."""
     pixels = np.random.default_rng(0).integers(0, 256, (6, 12, 3), np.uint8)
     for array in (pixels, pixels.transpose(1, 0, 2)):
-        cropped = DecodeImage(size=(6, 6), fit="crop")({"image": encoded(array, "png")})["image"]
+        cropped = DecodeImage(size=[6, 6], fit="crop")({"image": encoded(array, "png")})["image"]
         top, left = (array.shape[0] - 6) // 2, (array.shape[1] - 6) // 2
         assert np.array_equal(cropped, array[top : top + 6, left : left + 6])
 
