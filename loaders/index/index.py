@@ -313,15 +313,16 @@ class Index:
         2 records in 1 shard, 2 records per shard
         word: bytes, 2 bytes per record, 4 bytes in total
         label: int64[2]
-        2 classes, 1 records per class, median 1; classes by size: 2 of 1
+        2 classes, 1 record per class, median 1; classes by size: 2 of 1 record
         """
         shards = counted(len(self.shard_lengths), "shard")
-        per_shard = f"{_range(self.shard_lengths)} records per shard"
+        per_shard = f"{_range(self.shard_lengths, 'record')} per shard"
         lines = [f"{counted(len(self), 'record')} in {shards}, {per_shard}"]
         for name, field in self.fields.items():
             lengths = self.table(name)["length"]
             lengths = lengths[lengths >= 0]  # a missing field has length -1
-            stored = f"{_range(lengths)} bytes per record, {int(lengths.sum()):,} bytes in total"
+            total = counted(int(lengths.sum()), "byte")
+            stored = f"{_range(lengths, 'byte')} per record, {total} in total"
             missing = f", {field.missing:,} missing" if field.missing else ""
             lines.append(f"{name}: {field.kind}, {stored}{missing}")
         lines += [f"{name}: {kind}" for name, kind in self.columns.types().items()]
@@ -329,9 +330,11 @@ class Index:
             sizes = np.asarray(self.class_order.sizes)
             _, exponents = np.frexp(sizes)  # sizes of 1, 2 to 3, 4 to 7, 8 to 15, …
             groups = (sizes[exponents == exponent] for exponent in np.unique(exponents))
-            by_size = ", ".join(f"{len(group):,} of {_range(group)}" for group in groups)
-            per_class = f"{_range(sizes)} records per class, median {int(np.median(sizes)):,}"
+            by_size = ", ".join(f"{len(group):,} of {_range(group, 'record')}" for group in groups)
+            per_class = f"{_range(sizes, 'record')} per class, median {int(np.median(sizes)):,}"
             classes = counted(len(sizes), "class")
+            if len(sizes) < self.num_classes:
+                classes = f"{len(sizes):,} of {counted(self.num_classes, 'class')} have records"
             lines.append(f"{classes}, {per_class}; classes by size: {by_size}")
         return "\n".join(lines)
 
@@ -458,10 +461,10 @@ class Index:
         return f"record {record} ({location}{key})"
 
 
-def _range(values: npt.NDArray[Any]) -> str:
-    """Return the smallest and the largest value as text: "1 to 20", or "7" if they are equal."""
+def _range(values: npt.NDArray[Any], noun: str) -> str:
+    """Return the smallest and the largest value as text: "1 to 20 records", "1 record" if equal."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return counted(low, noun) if low == high else f"{low:,} to {counted(high, noun)}"
 
 
 def load_index(
