@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -64,7 +64,8 @@ class ResumeCallback(keras.callbacks.Callback):
     Args:
         loader: its batches are trained on.
         folder: the folder of the checkpoints.
-        save_freq: the number of batches after which another checkpoint is written.
+        save_freq: the number of batches after which another checkpoint is written. With "epoch",
+            Keras's default, as with None, none is written within an epoch.
         order: `"unchecked"` says that each element is the next batch of the loader, where the
             callback cannot check this.
         restart: start a new run, and keep the checkpoints that the folder has. Otherwise a folder
@@ -96,7 +97,7 @@ class ResumeCallback(keras.callbacks.Callback):
         folder: str | os.PathLike[str],
         /,
         *,
-        save_freq: int | None = None,
+        save_freq: int | Literal["epoch"] | None = None,
         order: Order | None = None,
         restart: bool = False,
     ) -> None:
@@ -104,10 +105,12 @@ class ResumeCallback(keras.callbacks.Callback):
         _fit_arguments.check_loader(loader)
         self.loader, self._adapter = loader, adapter_of(loader)
         self.folder = Path(folder)
+        if not os.fspath(folder) or (self.folder.exists() and not self.folder.is_dir()):
+            raise NotADirectoryError(f"folder must be a folder for checkpoints, got {folder!r}")
         self.order = validate.choice("order", order, (None, "unchecked"))
-        self.save_freq = (
-            None if save_freq is None else validate.integer("save_freq", save_freq, minimum=1)
-        )
+        self.save_freq: int | None = None
+        if save_freq is not None and save_freq != "epoch":
+            self.save_freq = validate.integer("save_freq", save_freq, minimum=1)
         self.restart = validate.flag("restart", restart)
         self._checkpoints = Checkpoints(self.folder)
         self._last_checkpoint: Checkpoint | None = None  # written or restored

@@ -147,6 +147,8 @@ REFUSED: Refused = [
         ValueError,
         "save_freq must be at least 1",
     ),
+    (lambda path: ResumeCallback(made(), ""), NotADirectoryError, "folder must be .*, got ''"),
+    (lambda path: ResumeCallback(made(), __file__), NotADirectoryError, "folder for checkpoints"),
     (given(epochs="3"), TypeError, "epochs must be an int"),
     *((given(**{name: 1}), ValueError, f"takes no {name}=: ") for name in OPTIONS),
     (given(validation_split=0.2), ValueError, r"split\(…\), and give validation_data="),

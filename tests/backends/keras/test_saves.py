@@ -140,8 +140,8 @@ def test_position_is_saved_once(tmp_path: Path) -> None:
 
     The save of an epoch's end has what the end of the epoch brings.
     """
-    for _ in range(2):
-        resume = ResumeCallback(made(), tmp_path, save_freq=8)
+    for save_freq in (8, "epoch"):
+        resume = ResumeCallback(made(), tmp_path, save_freq=save_freq)  # type: ignore[arg-type]
         history = resume.fit(model(), pairs, epochs=2, verbose=0)
         resume.save()
         assert history.epoch == [0, 1]
