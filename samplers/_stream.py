@@ -89,6 +89,10 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
         """Return the sizes of the global batches of steps `start` to `stop - 1` of an epoch."""
 
+    @abstractmethod
+    def _describe(self) -> str:
+        """Return the text of the stream of all ranks, in one line: `repr` names the rank too."""
+
     def _samples_before(self, epoch: int, step: int) -> int:
         """Return the number of ids in all earlier steps; 0 if the ranks divide every batch."""
         return 0
@@ -276,6 +280,10 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         """
         for start, stop in growing_ranges(step, self._steps, steps_per_draw(self._largest_batch)):
             yield from self._batches(epoch, start, stop)
+
+    def __repr__(self) -> str:
+        rank = f"rank {self.rank} of {self.world_size} of " if self.sharded else ""
+        return rank + self._describe()
 
     def __getitem__(self, step: object, /) -> NoReturn:
         """Refuse: a batch depends on the epoch too."""

@@ -92,7 +92,7 @@ class BatchSampler(BatchStream):
             size = steps * largest
         super().__init__(num_steps=steps, size=size, batch_size=largest, seed=order.seed)
 
-    def __repr__(self) -> str:
+    def _describe(self) -> str:
         last_batch = "" if self._last_batch == "smaller" else f", last_batch={self._last_batch!r}"
         return f"{type(self).__name__}({self._inner_sampler!r}, {self._batches_text}{last_batch})"
 

@@ -118,7 +118,7 @@ class BucketBatchSampler(BatchStream):
             bounds.append(start + multiple * int(fits.sum()))  # 0 + 3
         return np.array(bounds, np.int64)
 
-    def __repr__(self) -> str:
+    def _describe(self) -> str:
         records = validate.counted(self.num_records, "record")
         batches = f"{validate.counted(len(self), 'batch')} of at most {self._budget:,}"
         options = f"multiple={self._multiple}, window={self._window // self._budget}"

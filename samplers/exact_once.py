@@ -75,7 +75,7 @@ class ExactOnceBatchSampler(BatchSampler):
         super().__init__(order, batch_size=batch_size, last_batch=last_batch)
         self.num_samples = len(order)  # records that are evaluated
 
-    def __repr__(self) -> str:
+    def _describe(self) -> str:
         subset = "" if self.num_samples == self.num_records else f"{self.num_samples:,} of "
         records = subset + validate.counted(self.num_records, "record")
         last_batch = f"last_batch={self._last_batch!r}"

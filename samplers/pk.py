@@ -324,7 +324,7 @@ class PKBatchSampler(BatchStream):
             raise ValueError("batches_per_epoch must be given when p or k changes, got None")
         return max(1, int(self._classes.sizes.sum()) // self._shape.largest_batch)
 
-    def __repr__(self) -> str:
+    def _describe(self) -> str:
         shape = self._shape
         most = "" if shape.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""

@@ -121,6 +121,9 @@ class ResumeCallback(keras.callbacks.Callback):
         self._epoch = self._first_step = self._step = 0
         self._start_tracking()
 
+    def __repr__(self) -> str:
+        return f"ResumeCallback({self.loader!r}, {str(self.folder)!r})"
+
     def fit(
         self,
         model: keras.Model,

@@ -131,6 +131,9 @@ class Ledger(Closing):
         self.close()
         _LEDGERS.add(self)
 
+    def __repr__(self) -> str:
+        return f"Ledger({str(self.path)!r}, {self._stream!r})"
+
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Copy and pickle as None: two objects cannot write to one file."""
         return type(None), ()

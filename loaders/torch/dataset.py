@@ -237,6 +237,9 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
             raise TypeError(f"sampler must be one of twinfeed.samplers, got a {found}")
         self._sampler: Any = sampler
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._sampler!r})"
+
     def __len__(self) -> int:
         return len(self._sampler)
 

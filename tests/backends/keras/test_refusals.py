@@ -80,6 +80,7 @@ def given(
     def call(folder: Path) -> None:
         one = make()
         resume = ResumeCallback(one, folder / "new")
+        assert repr(resume) == f"ResumeCallback({one!r}, {str(folder / 'new')!r})"
         with unmoved(one):
             resume.fit(model(units=units), of(one) if of else arrange, **{"verbose": 0} | options)
 

@@ -19,6 +19,7 @@ from twinfeed import (
     Feed,
     ImageFolder,
     Index,
+    Ledger,
     LooseFiles,
     NumpyLoader,
     Reader,
@@ -75,6 +76,14 @@ SHOWN: dict[str, tuple[Callable[[Index], object], str]] = {
         lambda index: NumpyLoader(Feed(index, sampler())),
         "<NumpyLoader of Feed(<Index .*>, BatchSampler(.*)): epoch 0, step 0 of 4>",
     ),
+    "rank": (
+        lambda index: NumpyLoader(feed(index).shard(1, 2)),
+        "<NumpyLoader of Feed(<Index .*>, rank 1 of 2 of BatchSampler(.*): epoch 0, step 0 of 4>",
+    ),
+    "ledger": (
+        lambda index: Ledger(index.path.parent / "ledger.jsonl", sampler()),
+        "Ledger('{path}/ledger.jsonl', BatchSampler(",
+    ),
     "selector": (selector, "<Selector of BatchSampler(.*): epoch 0, step 0 of 4>"),
     "reader": (partial(Reader, checksums=False), "Reader(<Index .*>, checksums=False)"),
     "dataset": (
@@ -122,6 +131,8 @@ def test_repr_of_framework_loader_shows_feed_and_position(index: Index) -> None:
         next(iter(loader))
         assert re.fullmatch(rf"<{name} of Feed\(.*\): epoch 0, step 1 of 4>", repr(loader))
         loader.close()
+    assert repr(twinfeed.TorchSampler(sampler())) == f"TorchSampler({sampler()!r})"
+    assert repr(twinfeed.RequestSampler(feed(index))) == f"RequestSampler({sampler()!r})"
 
 
 @pytest.mark.parametrize("name", ["index", "feed", "results"])
