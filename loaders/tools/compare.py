@@ -294,6 +294,7 @@ def _iterate(job: _Job) -> Iterator[Any]:
     os.environ["JAX_ENABLE_X64"] = "1"  # otherwise JAX would round 64-bit numbers to 32 bits
     loader_class = getattr(importlib.import_module(job.backend.module), job.backend.loader)
     with loader_class(job.feed, **job.backend.options, **job.options) as loader:
+        loader.set_epoch(0)  # so that it does not warn: this is called several times
         num_epochs = -(-job.batches // max(1, len(loader)))  # rounded up
         yield from islice(chain.from_iterable(repeat(loader, num_epochs)), job.batches)
 

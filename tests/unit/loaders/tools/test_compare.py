@@ -69,6 +69,13 @@ def test_compare_accepts_a_custom_backend(index: Index, monkeypatch: pytest.Monk
     assert (found.ok, [run.backend for run in found.runs]) == (True, ["numpy", "boxes"])
 
 
+def test_compare_warns_of_no_loader_of_its_own(recwarn: pytest.WarningsRecorder) -> None:
+    """Each process makes several loaders of the feed, all from epoch 0 on."""
+    feed = Feed({"x": np.arange(8)}, BatchSampler(RandomSampler(8, seed=0), batch_size=4))
+    assert compare(feed, backends=["numpy", "numpy"]).ok
+    assert "starts epoch 0 again" not in str([warning.message for warning in recwarn])
+
+
 def add_sizes() -> Callable[[Mapping[str, Any]], float]:
     """A "model" that remembers, and whose last digits differ from backend to backend."""
     total = 0.0
