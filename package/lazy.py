@@ -1,7 +1,8 @@
 """Lazy imports (PEP 562): a package imports each of its names at the first use.
 
 The names and their modules are listed once, in the package's stub, which type checkers read.
-`import *` imports all but the names that need a framework or an extra.
+`import *` imports all but the names that need a framework or an extra. `dir` and `help` leave out
+names whose package is not installed: to use one is a ModuleNotFoundError that names the extra.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-_EXTRAS = {"torch", "tensorflow", "keras", "jax", "grain", "webdataset", "pictures"}
+# For each part of a module's name that needs a package: that package.
+_PACKAGES = {"pictures": "matplotlib"} | {
+    name: name for name in ("torch", "tensorflow", "keras", "jax", "grain", "webdataset")
+}
 
 
 def attach(
@@ -35,8 +40,16 @@ def attach(
         setattr(sys.modules[package], name, value)
         return value
 
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of})
+    def names_without(packages: set[str]) -> set[str]:
+        """Return the names whose modules need none of these packages."""
+        return {
+            name
+            for name, module in module_of.items()
+            if packages.isdisjoint(_PACKAGES.get(part) for part in module.split("."))
+        }
 
-    listed = [name for name, module in module_of.items() if _EXTRAS.isdisjoint(module.split("."))]
-    return get, names, sorted(listed)
+    def names() -> list[str]:
+        missing = {name for name in _PACKAGES.values() if find_spec(name) is None}
+        return sorted({*vars(sys.modules[package]), *names_without(missing)} - {"attach", "lazy"})
+
+    return get, names, sorted(names_without(set(_PACKAGES.values())))

@@ -52,6 +52,23 @@ def test_name_of_framework_loads_that_framework_alone() -> None:
         assert {"TorchLoader", "JaxLoader"} <= loaded
 
 
+@pytest.mark.frameworks
+def test_name_of_missing_framework_is_not_listed_and_names_the_extra() -> None:
+    """`help` and `inspect.getmembers` get each name of `dir`, and would end with the error."""
+    code = """
+import sys
+sys.modules["jax"] = None
+import twinfeed
+print(*dir(twinfeed))
+from twinfeed import JaxLoader
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    names = set(done.stdout.split())
+    assert {"Feed", "TorchLoader", "__version__"} <= names
+    assert names.isdisjoint({"JaxLoader", "attach", "lazy"})
+    assert 'needs jax: pip install "twinfeed[jax]"' in done.stderr
+
+
 def test_loaders_load_no_framework_and_no_extra() -> None:
     loaded = loaded_by("twinfeed.loaders")
     assert not loaded & (FRAMEWORKS | OPTIONAL)
