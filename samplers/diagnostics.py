@@ -276,7 +276,8 @@ def _samples_of(
         batch_index = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
         num_records = stream.num_records
     else:
-        if not validate.is_array_like(stream):
+        # A loader, which has `set_epoch`, defines `__array__`, only to explain why it is no array.
+        if not validate.is_array_like(stream) or hasattr(stream, "set_epoch"):
             kind = type(stream).__name__
             raise TypeError(f"stream must be a sampler or ids, got a {kind}: pass feed.sampler")
         ids = validate.integers("stream", stream, minimum=-1)

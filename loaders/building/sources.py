@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -164,6 +164,13 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
         if empty is not None:
             warnings.warn(f"{empty}, so they are not classes", ShardWarning, stacklevel=4)
         return entries
+    # A feed is not iterable, and `set_epoch` is a method of loaders and samplers.
+    is_loader = hasattr(shards, "set_epoch")
+    if not isinstance(shards, Iterable) or isinstance(shards, Mapping) or is_loader:
+        raise TypeError(
+            f"shards must be paths of files, got a {type(shards).__name__}: verify(feed.index) "
+            f"checks the files of a feed"
+        )
     items: list[Any] = list(shards) if isinstance(shards, Sequence) else []
     if not (items and all(isinstance(item, Entry) for item in items)):
         return None

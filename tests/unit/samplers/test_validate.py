@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.refusals import Call, Refused
 
-from twinfeed import DatasetSource, Feed, pack
+from twinfeed import DatasetSource, Feed, NumpyLoader, pack
 from twinfeed.samplers import (
     BatchSampler,
     BucketBatchSampler,
@@ -104,6 +104,8 @@ class Unknown(Endless):
 
 
 MASKED = np.ma.masked_equal([1, 2, 3], 2)
+
+LOADER = NumpyLoader(Feed({"x": np.arange(4)}, BatchSampler(SequentialSampler(4), batch_size=2)))
 
 REFUSED: Refused = [
     (lambda: SequentialSampler(-1), ValueError, "n must be at least 0, got -1"),
@@ -553,6 +555,7 @@ REFUSED: Refused = [
     (lambda: diagnose([0], batch_size=1).plot(1), TypeError, "must be axes of matplotlib, got 1"),
     (lambda: diagnose([], batch_size=2), ValueError, "must have at least one record"),
     (lambda: diagnose(iter([1]), batch_size=2), TypeError, "got a list_iterator: pass feed.s"),
+    (lambda: diagnose(LOADER), TypeError, "got a NumpyLoader: pass feed.sampler"),
     (lambda: diagnose([0, 1], batch_size=2, labels=[0]), ValueError, "for 2 records, got 1"),
     (lambda: diagnose([0, 5], batch_size=2, num_records=3), ValueError, "num_records=3, got 5"),
     (lambda: diagnose([0], batch_size=1, num_records="2"), TypeError, "num_records must be an"),

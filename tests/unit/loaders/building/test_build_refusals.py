@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.refusals import Call, Refused, check_refused
 from support.shards import tars, tfrecords, write_tar, write_tfrecord
@@ -14,15 +15,19 @@ from support.shards import tars, tfrecords, write_tar, write_tfrecord
 from twinfeed.loaders import (
     DataCorruptionError,
     DecodeError,
+    Feed,
     FromFolder,
     FromJson,
     FromTable,
     LoaderError,
+    NumpyLoader,
     build_index,
+    verify,
 )
 from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index.manifest import MANIFEST
+from twinfeed.samplers import ExactOnceBatchSampler
 
 
 def of(*shards: Any, out: str = "x.index", **options: Any) -> Call:
@@ -103,12 +108,19 @@ A_LABEL = r"labels must be all integers or all names, got an integer \("
 
 FOREIGN = "a folder or a file of an index, .*give a pattern that matches only shards"
 
+FEED = Feed({"x": np.arange(4)}, ExactOnceBatchSampler(4, batch_size=2))
+
 # What is wrong, the class of the error, and a word that names the place or what to do.
 REFUSED: Refused = [
     # Which shards
     (of("none/*.tar"), FileNotFoundError, "no shard matches .*none"),
     (lambda _: build_index("memory://none/*.tar", "x.index"), FileNotFoundError, "no shard match"),
     (of(), ValueError, "at least one file"),
+    *(
+        (lambda _, wrong=wrong: verify(wrong), TypeError, r"got a \w+: verify\(feed.index\)")
+        for wrong in (FEED, NumpyLoader(FEED), FEED.sampler, {"x": b""}, 3)
+    ),
+    (lambda _: build_index(FEED, "x.index"), TypeError, "must be paths of files, got a Feed"),
     *(
         (of(f"tar/{odd}"), ValueError, "unbalanced or nested braces in the shard pattern")
         for odd in ("a-{0..9.tar", "a}", "{a{b,c}")
