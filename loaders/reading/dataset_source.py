@@ -16,6 +16,7 @@ import numpy.typing as npt
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.argument_hints import hint_arguments
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.progress import progress_bar
@@ -79,6 +80,7 @@ class DatasetSource:
     # One lock for all: two sources may share a dataset, or nest.
     _lock = PerProcess(threading.RLock)
 
+    @hint_arguments()
     def __init__(
         self,
         data: Any,

@@ -73,18 +73,16 @@ DECODE_IMAGE_HINTS = {
 def hint_arguments(**hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that makes a function's TypeErrors for wrong arguments give advice.
 
-    `hints` has the advice by name: for options of other libraries, and for required options that
-    are easily forgotten. For any other unknown option, the error suggests the option with the most
-    similar name. Where a positional argument is missing, or has a name, the error shows the call.
+    `hints` has the advice by name for options of other libraries. For any other unknown option, the
+    error suggests the option with the most similar name. Where a positional argument is missing, or
+    has a name, the error shows the call.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         is_constructor = function.__name__ == "__init__"  # whose first parameter is `self`
         parameters = [*inspect.signature(function).parameters.values()][is_constructor:]
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        options = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
         names = [p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY]
-        required = [option.name for option in options if option.default is option.empty]
         num_required = sum(p.default is p.empty for p in positional)
         arguments = ", ".join(p.name for p in positional)
 
@@ -100,12 +98,9 @@ def hint_arguments(**hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                     raise TypeError(f"{what} takes no {name}=: {hint}")
             if num_positional > len(positional):
                 raise TypeError(
-                    f"{what} takes its options by name, as in {options[0].name}=…, "
+                    f"{what} takes its options by name, as in {names[-1]}=…, "
                     f"got {args[len(positional) + is_constructor]!r}"
                 )
-            for name in required:
-                if name in hints and name not in kwargs:
-                    raise TypeError(f"{what} needs {name}=: {hints[name]}")
             return function(*args, **kwargs)
 
         return check_and_call

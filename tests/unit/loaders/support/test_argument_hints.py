@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from twinfeed.loaders import (
+    DatasetSource,
     DecodeImage,
     Feed,
     NumpyLoader,
@@ -29,13 +30,15 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (open_index, ("x",), {"rot": "y"}, "takes no rot=: did you mean root="),
     (pack, ("*.tar", "x"), {"label": "cls"}, "takes no label=: give CompressedShards"),
     (build_index, ("*.tar", "x"), {"labels": "cls"}, "takes no labels=: did you mean label="),
-    (Feed, (None, None, 4), {}, "takes its options by name, as in fields=…, got 4"),
+    (Feed, (None, None, 4), {}, "takes its options by name, as in missing=…, got 4"),
     (Feed, ({},), {"sampler": None}, r"needs index, sampler by position: write Feed\(index, samp"),
     (Feed, (), {}, r"needs index, sampler by position: write Feed\(index, sampler\)"),
     (Feed, ({},), {"batch_size": 8}, "takes no batch_size=: the feed's sampler"),
     (NumpyLoader, (), {"feed": None}, r"needs feed by position: write NumpyLoader\(feed\)"),
     (pack, ([],), {"out": "x"}, r"needs source, out by position: write pack\(source, out\)"),
-    (DecodeImage, ("jpg", 3), {}, "takes its options by name, as in mode=…, got 3"),
+    (DatasetSource, ({},), {"labels": "y"}, "takes no labels=: did you mean label="),
+    (DatasetSource, (), {"data": {}}, r"needs data by position: write DatasetSource\(data\)"),
+    (DecodeImage, ("jpg", 3), {}, "takes its options by name, as in strict=…, got 3"),
     (build_index, ("*.tar", "x"), {"xyz": 1}, "xyz=: its options are label, classes, fields, "),
 ]
 
