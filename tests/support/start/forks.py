@@ -32,13 +32,7 @@ Asked = tuple[dict[str, Any], list[int]]
 PATHS = [one for one in sys.path[1:] if one not in os.environ.get("PYTHONPATH", "").split(":")]
 
 # What frameworks read when they are imported, and never again.
-READ_EARLY = (
-    "CUDA_VISIBLE_DEVICES",
-    "JAX_ENABLE_X64",
-    "KERAS_BACKEND",
-    "OMP_NUM_THREADS",
-    "TF_CPP_MIN_LOG_LEVEL",
-)
+READ_EARLY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL")
 
 
 def serve(listener: socket) -> Asked:

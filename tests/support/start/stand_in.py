@@ -23,10 +23,11 @@ IMPORTS = {
 def imports(words: list[str]) -> list[str]:
     """Find what to import for a program in its text, and in the words and texts that it is given.
 
-    A program that chooses Keras's backend imports Keras itself, and then what this imports.
+    A program for another of Keras's backends imports Keras itself, and then what this imports.
     """
     texts = [*words, *map("import {}".format, words), *map(text_of, words)]
-    chooses = any('environ["KERAS_BACKEND"] = ' in text for text in texts)
+    chooses = os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow"
+    chooses |= any('environ["KERAS_BACKEND"] = ' in text for text in texts)
     found = (
         names
         for wanted, names in IMPORTS.items()
