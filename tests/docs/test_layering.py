@@ -1,11 +1,12 @@
 """What is imported with the library, seen in fresh processes."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 from lint_files import FRAMEWORKS
-from support.programs import PYTHON
+from support.programs import PYTHON, QUIET
 
 OPTIONAL = {
     "PIL",
@@ -22,7 +23,9 @@ def loaded_by(module: str, after: str = "sys", python: str = sys.executable) -> 
     """The top-level packages that importing `module` loads, after another module."""
     code = f"import {after}\nimport sys; before = {{*sys.modules}}; import {module}; "
     code += "print(*{name.partition('.')[0] for name in {*sys.modules} - before})"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True, env=os.environ | QUIET
+    )
     return set(done.stdout.split())
 
 
@@ -76,7 +79,8 @@ def test_loaders_load_no_framework_and_no_extra() -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax", "grain"])
+@pytest.mark.parametrize("backend", ["tensorflow", "grain"])
 def test_backend_loads_no_other_framework(backend: str) -> None:
+    """Other than the framework itself loads."""
     loaded = loaded_by(f"twinfeed.loaders.{backend}", after=backend, python=PYTHON)
     assert not loaded & FRAMEWORKS - {backend}
