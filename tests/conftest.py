@@ -45,7 +45,7 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 # CI has all examples where the frameworks are left out, on each Python.
-settings.register_profile("few examples", settings.get_profile("any machine"), max_examples=40)
+settings.register_profile("few examples", settings.get_profile("any machine"), max_examples=25)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -224,6 +224,18 @@ def kept_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from support.inside import build
 
     monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
+
+
+@pytest.fixture
+def graphs_as_written() -> Iterator[None]:
+    """Run TensorFlow's graphs as they are made: to rewrite them takes a fifth of the time of tests
+    that make many small graphs.
+    """
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 @pytest.fixture

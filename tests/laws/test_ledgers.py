@@ -34,6 +34,7 @@ from twinfeed import (
 )
 
 pytestmark = [
+    pytest.mark.usefixtures("graphs_as_written"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
@@ -94,7 +95,7 @@ def fitted(ledger: Path) -> Ids:
 
     for _ in range(2):
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         resume = ResumeCallback(TensorFlowLoader(FEED, ledger=ledger), folder, save_freq=2)
         try:
             resume.fit(

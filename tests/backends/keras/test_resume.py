@@ -1,6 +1,6 @@
 """A run of Keras's `fit` that is killed anywhere and resumed ends as a run without a stop."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,13 @@ from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, 
 
 # Keras 3.15 converts its variables in a way that numpy 2 warns of when it saves weights.
 pytestmark = [
+    pytest.mark.usefixtures("graphs_as_written"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     # Keras's CSVLogger does not close its file where a run is killed.
     pytest.mark.filterwarnings("ignore:.*log.csv:pytest.PytestUnraisableExceptionWarning"),
 ]
 
 Callbacks = Callable[[Path], list[Any]]
-
-
-@pytest.fixture(autouse=True)
-def _as_written() -> Iterator[None]:
-    """Run graphs as they were made: to rewrite those of 30 runs is a fifth of the work."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def made(stream: BatchStream | None = None) -> TensorFlowLoader:

@@ -41,6 +41,8 @@ from twinfeed.samplers import (
     ShardShuffleSampler,
 )
 
+pytestmark = pytest.mark.usefixtures("graphs_as_written")
+
 STORED = BatchSampler(SequentialSampler(61), batch_size=8)
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
@@ -247,7 +249,7 @@ def chosen(feed: Feed, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("number", "name"),
     [
-        pytest.param(number, name, marks=[pytest.mark.long] * (number % 6 > 0))
+        pytest.param(number, name, marks=[pytest.mark.long] * (number % 9 > 0))
         for number, name in enumerate(GROUPED)
     ],
 )

@@ -39,6 +39,8 @@ def pairs(batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def model(**options: Any) -> keras.Model:
+    """Make a model that runs eagerly: to trace its steps takes longer than to run them."""
+    options = {"run_eagerly": True, **options}
     keras.utils.set_random_seed(1)
     network = keras.Sequential([keras.Input([5]), keras.layers.Dense(CLASSES)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -143,12 +145,12 @@ def train(
     "after", [pytest.param(2, marks=pytest.mark.long), 11]
 )  # resumed at (0, 0) and (1, 3)
 def test_resumed_fit_equals_uninterrupted_fit(tmp_path: Path, after: int) -> None:
-    whole = train(tmp_path / "whole")
+    whole = train(tmp_path / "whole", run_eagerly=False)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "cut", Interrupt(after))
+        train(tmp_path / "cut", Interrupt(after), run_eagerly=False)
     last = made()
     places = Places(last)
-    resumed = train(tmp_path / "cut", places, one=last)
+    resumed = train(tmp_path / "cut", places, one=last, run_eagerly=False)
     for mine, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
         assert np.array_equal(mine, other)
     assert int(whole.optimizer.iterations.numpy()) == int(resumed.optimizer.iterations.numpy())
@@ -161,14 +163,15 @@ def test_resumed_fit_equals_uninterrupted_fit(tmp_path: Path, after: int) -> Non
 @saves_weights
 def test_steps_per_execution_are_counted(tmp_path: Path) -> None:
     """Keras counts on to the end of the last execution."""
-    one, at_once = made(), 5
-    assert len(one) % at_once
-    whole = train(tmp_path / "whole", one=one, steps_per_execution=at_once)
+    one = made()
+    assert len(one) % 5
+    graph = {"run_eagerly": False, "steps_per_execution": 5}
+    whole = train(tmp_path / "whole", one=one, **graph)
     state = saved(tmp_path / "whole")
     assert (state["epoch"], state["step"]) == (one.epoch, one.step) == (3, 0)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "cut", Interrupt(1), steps_per_execution=at_once)
-    resumed = train(tmp_path / "cut", steps_per_execution=at_once)
+        train(tmp_path / "cut", Interrupt(1), **graph)
+    resumed = train(tmp_path / "cut", **graph)
     for mine, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
         assert np.array_equal(mine, other)
 
@@ -228,7 +231,7 @@ def test_fit_over_two_replicas_resumes_in_mid_epoch(
     """All its steps are run, resumed or not, and each replica gets its slice."""
     one = made()
     with strategy.scope():
-        network = model()
+        network = model(run_eagerly=False)
     distributed = strategy.distribute_datasets_from_function(
         lambda context: one.dataset_for(context).map(pairs)
     )
@@ -281,7 +284,7 @@ def test_resume_callback_under_strategy_resumes_in_mid_epoch(
     ended = []
     for folder, after in (("whole", 99), ("cut", 12), ("cut", 99)):
         with strategy.scope():
-            network = model()
+            network = model(run_eagerly=False)
         one = made()
         resume = ResumeCallback(one, tmp_path / folder, save_freq=3)
         with suppress(KeyboardInterrupt):
