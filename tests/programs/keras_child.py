@@ -1,5 +1,6 @@
 """A training whose weights take long to write, for a process that is killed while it writes."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,4 +37,5 @@ def pairs(batch: dict[str, Any]) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
+    print(os.getpid(), flush=True)  # of the process that is to be killed
     run(Path(sys.argv[1]), train=True)

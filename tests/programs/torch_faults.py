@@ -133,7 +133,14 @@ def ends_before_its_tensors_come() -> None:
             print(type(error.__cause__).__name__, error)
 
 
+def lead_group() -> None:
+    """Make this process the leader of a new group, and print the number of both."""
+    os.setsid()
+    print(os.getpid(), flush=True)
+
+
 def interrupted(workers: int) -> None:
+    lead_group()
     feed = Feed(words(), sampler(), decode=slow)
     loaders = [TorchLoader(feed, num_workers=workers, readahead=readahead) for readahead in BOTH]
     try:
@@ -216,8 +223,9 @@ def no_semaphores() -> None:
         print(error)
 
 
-def waiting() -> None:
+def waiting(*contexts: str) -> None:
     """Wait, with workers that have filled their pipes, and a process of a pool that is at work."""
+    lead_group()
     samples = [{"data": bytes(8000)} for _ in range(400)]
     index = pack(samples, Path(tempfile.mkdtemp()))["data"]
     feed = Feed(index, ExactOnceBatchSampler(400, batch_size=2))
@@ -226,7 +234,7 @@ def waiting() -> None:
     collate: Any = as_tensors
     plain: Any = {"sampler": requests, "batch_size": None, "collate_fn": collate}
     loaders = [DataLoader(RecordDataset(feed), **plain, **options)]
-    for context in ("fork", "forkserver", "spawn"):
+    for context in contexts:
         loaders += [TorchLoader(feed, multiprocessing_context=context, **options)]
     passes = [iter(loader) for loader in loaders]
     for batches in passes:
@@ -255,7 +263,8 @@ SCENARIOS = {
     "many large fields": lambda: few_descriptors(1024, 260, 8000),
     "both ways": both_ways,
     "no semaphores": no_semaphores,
-    "waiting": waiting,
+    "waiting": lambda: waiting("fork", "spawn"),
+    "waiting for a forkserver": lambda: waiting("forkserver"),
     "killed": lambda: die(killed),
     "bus": lambda: die(bus),
     "full": full,

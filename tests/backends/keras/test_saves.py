@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from programs import keras_child
 from support import PROGRAMS
 from support.damage import SAVES
 from support.keras_models import Interrupt, made, model, pairs
+from support.programs import PYTHON, QUIET
 from support.tensorflow_feeds import CLASSES, loader, numbers, packed
 
 from twinfeed.loaders.keras import ResumeCallback
@@ -26,7 +26,10 @@ from twinfeed.loaders.support.deletable import mark_deletable
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import PKBatchSampler, StateMismatchError
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("graphs_as_written"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 
 def train(
@@ -65,8 +68,12 @@ class Spoil(keras.callbacks.Callback):
 def test_process_killed_while_saving_keeps_previous_save(tmp_path: Path) -> None:
     """The second write of weights is ended by SIGKILL, when a part of its file is on the disk."""
     child = PROGRAMS / "keras_child.py"
-    with subprocess.Popen([sys.executable, str(child), str(tmp_path)]) as process:
-        whole = 0
+    command = [PYTHON, str(child), str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | QUIET
+    ) as process:
+        assert process.stdout is not None
+        number, whole = int(process.stdout.readline()), 0
         while process.poll() is None:
             sizes = [size(path) for path in written(tmp_path, "model.weights.h5")]
             if not whole and any(
@@ -74,7 +81,8 @@ def test_process_killed_while_saving_keeps_previous_save(tmp_path: Path) -> None
             ):
                 whole = max(sizes, default=0)  # no file was there a moment ago
             if any(1 << 20 < one < 0.9 * whole for one in sizes):
-                process.kill()
+                os.kill(number, signal.SIGKILL)
+                process.wait()
             time.sleep(0.001)
     assert process.returncode == -signal.SIGKILL
     network, one = keras_child.run(tmp_path, train=False)
@@ -97,6 +105,7 @@ def size(path: Path) -> int:
 
 def test_save_is_synced_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine loses power, too: weights and state are synced, and then renamed."""
+    resume = ResumeCallback(made(), tmp_path)
     done: list[str] = []
     sync, rename = os.fsync, Path.rename
 
@@ -110,7 +119,6 @@ def test_save_is_synced_before_rename(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "fsync", syncing)
     monkeypatch.setattr(Path, "rename", renaming)
-    resume = ResumeCallback(made(), tmp_path)
     resume.fit(model(), pairs, verbose=0)
     *files, work, renamed, folder = done[: len(done) // 2]
     assert sorted(files) == [
@@ -228,7 +236,11 @@ def test_nothing_is_saved_after_nan_loss(tmp_path: Path) -> None:
 
 def test_nothing_is_saved_while_the_loss_is_infinite(tmp_path: Path) -> None:
     one, network = made(), model()
-    network.compile("sgd", lambda targets, outputs: keras.ops.sum(outputs) * 0.0 + np.inf)
+
+    def loss(targets: Any, outputs: Any) -> Any:
+        return keras.ops.sum(outputs) * 0.0 + np.inf
+
+    network.compile("sgd", loss, run_eagerly=True)
     resume = ResumeCallback(one, tmp_path)
     with pytest.warns(RuntimeWarning, match="there is none"):
         resume.fit(network, pairs, verbose=0)
@@ -358,7 +370,7 @@ def test_unbuilt_model_is_built_before_restore(tmp_path: Path) -> None:
         keras.utils.set_random_seed(1)
         network = keras.Sequential([keras.layers.Dense(CLASSES)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        network.compile("adam", loss, metrics=["accuracy"])
+        network.compile("adam", loss, metrics=["accuracy"], run_eagerly=True)
         return network
 
     whole = create()

@@ -40,6 +40,19 @@ def run(scenario: str, *before: str, warn: str = "error") -> subprocess.Complete
     )
 
 
+def start(scenario: str) -> tuple[subprocess.Popen[str], int]:
+    """Start a scenario; return its process, and the number of its process group."""
+    process = subprocess.Popen(
+        [PYTHON, SCRIPT, scenario],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | QUIET,
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
 @pytest.mark.parametrize(
     ("scenario", "how", "advice"),
     [
@@ -121,18 +134,21 @@ def test_many_fields_fit_descriptor_limit_or_are_refused() -> None:
     )
 
 
-def test_fault_113_workers_end_with_killed_main_process() -> None:
+@pytest.mark.parametrize(
+    "scenario",
+    ["waiting", pytest.param("waiting for a forkserver", marks=pytest.mark.long)],
+)
+def test_fault_113_workers_end_with_killed_main_process(scenario: str) -> None:
     """However they were started. All have its stdout, which so ends with the last of them."""
-    command = [sys.executable, SCRIPT, "waiting"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process, number = start(scenario)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "waiting\n"
-        process.kill()
+        os.kill(number, signal.SIGKILL)
         process.communicate(timeout=LIMIT)
     finally:
         with suppress(ProcessLookupError):  # all have ended
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(number, signal.SIGKILL)
         process.communicate()
 
 
@@ -144,17 +160,15 @@ def test_missing_semaphores_are_named() -> None:
 @pytest.mark.parametrize("what", [pytest.param("threads", marks=pytest.mark.long), "workers"])
 def test_ctrl_c_ends_loop_and_workers(what: str) -> None:
     """As a terminal sends it: to the process and all its workers."""
-    command = [sys.executable, SCRIPT, f"interrupted {what}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True,
-                               stderr=subprocess.PIPE)  # fmt: skip
+    process, number = start(f"interrupted {what}")
     assert process.stdout is not None
     try:
         for _ in range(8):
             assert process.stdout.readline() == "batch\n"
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(number, signal.SIGINT)
         out, errors = process.communicate(timeout=LIMIT)
     finally:
-        process.kill()
+        process.kill()  # which ends the program
     assert "interrupted, and went on" in out
     assert process.returncode == -signal.SIGINT
     assert errors.count("KeyboardInterrupt") == 1

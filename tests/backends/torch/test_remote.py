@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from support import threads
 from support.plain import batches
+from support.programs import PYTHON, QUIET
 from support.servers import RangeServer
 from torch.utils.data import DataLoader
 
@@ -152,7 +154,7 @@ def test_workers_report_remote_fault_and_continue(
 
 
 KILLED = """
-import sys
+import os, sys
 from torch.utils.data._utils import worker
 from twinfeed.loaders import Feed, open_index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
@@ -164,7 +166,7 @@ sampler = BatchSampler(SequentialSampler(64), batch_size=8)
 feed = Feed(open_index(sys.argv[1]), sampler, decode=size)
 loader = TorchLoader(feed, device="cpu", num_workers=2, readahead=0)
 next(iter(loader))
-print(*(worker.pid for worker in loader._workers._iterator._workers), flush=True)
+print(os.getpid(), *(worker.pid for worker in loader._workers._iterator._workers), flush=True)
 sys.stdin.readline()
 for batch in loader:
     pass
@@ -176,18 +178,18 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path: Path, server: Range
     pack(({"x": b"x" * 100_000} for _ in range(64)), tmp_path, shards=1)
     url = f"{server.url}/data.index"
     code = KILLED.replace("num_workers=2", "num_workers=2, persistent_workers=True")
-    command, pipe = [sys.executable, "-c", code, url], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+    command, pipe, environment = [PYTHON, "-c", code, url], subprocess.PIPE, os.environ | QUIET
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        workers = [int(pid) for pid in process.stdout.readline().split()]
+        number, *workers = map(int, process.stdout.readline().split())
         while server.now:
             time.sleep(0.01)
         server.delay = 60.0
         print(file=process.stdin, flush=True)
         while not server.now:
             time.sleep(0.01)
-        process.kill()
+        os.kill(number, signal.SIGKILL)
     assert len(workers) == 2
     for _ in range(600):
         if not any(Path(f"/proc/{pid}").exists() for pid in workers):
