@@ -1,13 +1,11 @@
 """Samplers alone in torch's own DataLoader, and in the trainers that take a DataLoader."""
 
 import copy
-from itertools import chain, islice
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -163,23 +161,6 @@ def test_stateful_dataloader_resumes_batch_sampler(saved: int, workers: int) -> 
     rest += lists(again)
     assert got + rest[: 36 - saved] == epochs(0, 1, 2)[: saved + len(rest[: 36 - saved])]
     assert len(rest) >= 12
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.filterwarnings("ignore")  # Lightning's, of workers
-def test_lightning_validates_on_every_record_after_sanity_check(
-    tmp_path: Path, workers: int
-) -> None:
-    """761 records in plain DataLoaders, training and validation."""
-    from support.lightning_module import Notes, trainer
-
-    module = Notes(torch.Tensor.tolist)
-    options = {"max_epochs": 2, "num_sanity_val_steps": 2, "enable_checkpointing": False}
-    fitting = trainer(tmp_path, **options)
-    fitting.fit(module, loader(random(), workers), loader(evaluation(), workers))
-    assert module.trained == epochs(0, 1)
-    validated = [[*chain(*batches)] for batches in module.validated]
-    assert validated == [list(range(128)), list(range(761)), list(range(761))]
 
 
 def test_accelerate_splits_full_batches_and_refuses_uneven_samplers() -> None:

@@ -1,7 +1,7 @@
 """Lightning and Accelerate: no double sharding, epochs set, resume; the traps of others."""
 
 import warnings
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from support import PROGRAMS
 from support.batches import expected, noted, received
+from support.cases import mark_long
 from support.programs import run
 from support.torch_feeds import OPTIONS, RECORDS, pack_words, plain
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
@@ -68,6 +69,24 @@ def test_lightning_fit_gets_all_epochs_and_whole_validations(
     assert (len(sanity), len(validations)) == (2, 2)
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_lightning_validates_on_every_record_of_bare_samplers(tmp_path: Path, workers: int) -> None:
+    """In plain DataLoaders, training and validation; their batches are the ids alone."""
+    from support.lightning_module import Notes, trainer
+
+    module = Notes(torch.Tensor.tolist)
+    training, validation = (
+        DataLoader(range(RECORDS), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+        for sampler in (random(), evaluation())
+    )
+    options = {"max_epochs": 2, "num_sanity_val_steps": 2, "enable_checkpointing": False}
+    trainer(tmp_path, **options).fit(module, training, validation)
+    batches = [ids.tolist() for epoch in range(2) for ids in random().batches(epoch, 0, 5)]
+    assert module.trained == batches
+    validated = [[*chain(*batches)] for batches in module.validated]
+    assert validated == [[*range(10)], [*range(RECORDS)], [*range(RECORDS)]]
+
+
 @pytest.mark.parametrize("limit", [2, 3])
 def test_lightning_sets_epoch_with_limit_train_batches(
     index: Index, tmp_path: Path, limit: int
@@ -81,7 +100,7 @@ def test_lightning_sets_epoch_with_limit_train_batches(
     assert module.trained == [batch for epoch in epochs for batch in epoch]
 
 
-@pytest.mark.parametrize("saved", [3, 5, 7, 10])
+@pytest.mark.parametrize("saved", mark_long([10, 3, 7, 5], but_every=2))
 def test_lightning_resumes_at_any_step(index: Index, tmp_path: Path, saved: int) -> None:
     """In mid-epoch and at an epoch's end."""
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -97,7 +116,7 @@ def test_lightning_resumes_at_any_step(index: Index, tmp_path: Path, saved: int)
 
 
 @pytest.mark.parametrize(
-    ("saved", "workers"), [(3, 0), (5, 2), pytest.param(7, 2, marks=pytest.mark.long), (10, 0)]
+    ("saved", "workers"), mark_long([(5, 2), (3, 0), (7, 2), (10, 0)], but_every=3)
 )
 def test_lightning_resumes_a_stateful_dataloader(
     index: Index, tmp_path: Path, saved: int, workers: int
@@ -120,7 +139,9 @@ def test_lightning_resumes_a_stateful_dataloader(
     assert module.trained == expected(index, random(), (0, 1, 2), **OPTIONS)[saved:12]
 
 
-@pytest.mark.parametrize(("make", "workers"), [(whole, 2), (plain, 0), (plain, 2)])
+@pytest.mark.parametrize(
+    ("make", "workers"), mark_long([(whole, 2), (plain, 0), (plain, 2)], but_every=2)
+)
 def test_lightning_resumes_from_checkpoint_at_epoch_end(
     index: Index, tmp_path: Path, make: Any, workers: int
 ) -> None:
