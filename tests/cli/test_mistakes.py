@@ -6,10 +6,12 @@ import errno
 import io
 import os
 import shlex
+from itertools import product
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from support.cases import mark_long
 from support.inside import _parser, main, sampler_of
 from support.shards import tars, write_tar
 
@@ -18,8 +20,9 @@ from twinfeed.loaders import ShardWarning, build_index, open_index, pack
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-@pytest.mark.parametrize("kind", ["zeros", "empty"])
+@pytest.mark.parametrize(
+    ("kind", "jobs"), mark_long(product(["zeros", "empty"], ["1", "2"]), but_every=3)
+)
 def test_shard_with_warning_is_not_reported_as_well(
     tmp_path: Path, capfd: Capture, kind: str, jobs: str
 ) -> None:
@@ -311,15 +314,17 @@ def test_missing_field_is_reported(tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("command", ["compare", "show"])
+@pytest.mark.parametrize(
+    "command", [["compare", "--backends", "numpy", "numpy"], ["show"]], ids=lambda words: words[0]
+)
 def test_field_without_images_suggests_field_with_images(
-    tmp_path: Path, capsys: Capture, command: str
+    tmp_path: Path, capsys: Capture, command: list[str]
 ) -> None:
     image = io.BytesIO()
     Image.new("RGB", (4, 4)).save(image, "png")
     samples = [{"cls": b"1", "png": image.getvalue()}, {"cls": b"1", "png": b"broken"}]
     index = str(pack(samples, tmp_path)["data"].path)
-    words = [command, index, "--size", "8"]
+    words = [command[0], index, *command[1:], "--size", "8"]
     assert main([*words, "--field", "cls"]) == 2
     assert "'cls' has no images: choose one of png with --field\n" in capsys.readouterr().err
     assert main([*words, "--field", "png"]) == 1

@@ -46,7 +46,7 @@ def test_forked_child_keeps_pass_of_parent(loader: str) -> None:
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize(
-    "loader", mark_long(["torch, workers", "torch", "torch, workers that stay"], but_every=2)
+    "loader", mark_long(["torch, workers", "torch", "torch, workers that stay"], but_every=3)
 )
 def test_forked_child_keeps_workers_of_parent(loader: str) -> None:
     """Once the child's garbage collector ended the parent's workers, and the parent waited."""

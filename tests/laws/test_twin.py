@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from support import own_source
 from support.batches import expected, received
+from support.cases import mark_long
 from support.own_source import LABELS, WORDS, Words
 from support.plain import batches
 from support.transforms import both, brighter
@@ -160,8 +162,12 @@ def shown(value: Any) -> list[Any]:
     return [row.decode() if isinstance(row, bytes) else row for row in rows]
 
 
-@pytest.mark.parametrize("options", [{}, {"transform": captioned}, {"batch_transform": read_twice}])
-@pytest.mark.parametrize("views", [1, 3])
+SIDE_OPTIONS = [{}, {"transform": captioned}, {"batch_transform": read_twice}]
+
+
+@pytest.mark.parametrize(
+    ("views", "options"), mark_long(product([1, 3], SIDE_OPTIONS), but_every=2)
+)
 def test_side_tables_of_texts_are_equal_in_all_loaders(views: int, options: dict[str, Any]) -> None:
     """Captions of each record, and one author; with padding, and in an empty rank batch."""
     captions = CAPTIONS[: 20 * views]

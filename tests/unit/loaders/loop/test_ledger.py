@@ -374,4 +374,4 @@ def test_ledger_does_not_change_batches(tmp_path: Path) -> None:
 def test_who_and_when_are_right_after_kills_and_rollbacks(tmp_path: Path) -> None:
     """`who` and `when` say what the loops of killed and resumed runs received."""
     program = ROOT / "tests" / "programs" / "ledger_kills.py"
-    subprocess.run([PYTHON, program, tmp_path, "4"], check=True, timeout=300)
+    subprocess.run([PYTHON, program, tmp_path, "3"], check=True, timeout=300)

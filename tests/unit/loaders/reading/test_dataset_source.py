@@ -464,7 +464,7 @@ def test_replaced_memory_mapped_file_is_an_error(source: Any, when: str, tmp_pat
 def test_spawned_torch_workers_read_memory_mapped_arrays(tmp_path: Path) -> None:
     from twinfeed.loaders.torch import TorchLoader
 
-    spawn: Any = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    spawn: Any = {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True}
     with pytest.raises(LoaderError, match="a copy of 42 MB"):
         next(iter(TorchLoader(feed_of(np.zeros((40, 1 << 20), np.uint8)), **spawn)))
     mapped = DatasetSource(KINDS["mapped arrays"][0](tmp_path))

@@ -134,7 +134,12 @@ def test_index_at_an_odd_key_overwrites_no_other(tmp_path: Path, bucket: Any, od
 
 
 @pytest.mark.parametrize(
-    "url", ["az://box", "abfss://box@account.dfs.core.windows.net", "gs://box"]
+    "url",
+    [
+        "az://box",
+        pytest.param("abfss://box@account.dfs.core.windows.net", marks=pytest.mark.long),
+        "gs://box",
+    ],
 )
 def test_keys_are_raw_in_every_store(
     tmp_path: Path, server: RangeServer, url: str, monkeypatch: pytest.MonkeyPatch
