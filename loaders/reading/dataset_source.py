@@ -355,9 +355,9 @@ def as_source(records: Any, /) -> Source:
     type_name = type(records).__name__
     if validate.is_stream(records):
         raise TypeError(f"index must be the data, got a {type_name}: write Feed(data, sampler)")
-    # A dataset may have an attribute `reader`, but not both `columns` and `digests`. An object that
-    # is meant as a source, and lacks another attribute of a source, is refused by `check_source`.
-    if hasattr(records, "columns") and hasattr(records, "digests"):
+    # A dataset may have one of these attributes, as a dataframe has `describe`. An object with two
+    # is meant as a source. If it lacks an attribute of a source, `check_source` says which.
+    if sum(hasattr(records, name) for name in ("describe", "digests", "reader")) >= 2:
         check_source(records)
         return records  # type: ignore[no-any-return]
     source = DatasetSource(records)

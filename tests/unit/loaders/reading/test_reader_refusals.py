@@ -80,6 +80,9 @@ class Unfinished:
     def __getitem__(self, record: int) -> dict[str, int]:
         return {"x": record}
 
+    def describe(self, record: int) -> str:
+        return f"record {record}"
+
 
 class Giving(Words):
     """A source with another column, or whose `read` returns this for ids."""
@@ -177,7 +180,7 @@ REFUSED: Refused = [
     ),
     # Sources of one's own
     (batch("x"), TypeError, r"must not be a path, got 'x': open_index\(path\) opens an index"),
-    (batch(Unfinished()), TypeError, "must be an Index, got a .*needs describe, reader"),
+    (batch(Unfinished()), TypeError, "must be an Index, got a .*needs reader"),
     # A dataset that a feed is to take as it is
     *(
         (batch(dataset), TypeError, f"must be a map-style dataset, .*got a {word}$")
