@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -126,9 +126,9 @@ class Meter:
             # When each batch was made, by step, until the loop receives the batch.
             self._ready_at: dict[int, int] = {}
             self._next_step = step  # of the batch that the loop receives next
-            # How long batches were ready before the loop asked for them, and how long the loop
-            # waited for all batches, and for the first.
-            self._total_ready = self._total_waiting = self._first_waiting = 0
+            # How long the loop waited for all batches, and for the first, and how long batches were
+            # ready before the loop asked for them.
+            self._loop_times = {"waiting": 0, "first": 0, "ready": 0}
 
     def start_external(self) -> None:
         """Start to measure the batches that a framework takes, as in Keras's `fit`.
@@ -195,11 +195,10 @@ class Meter:
         now = perf_counter_ns()
         with self._lock:
             ready_since = max(self._ready_at.pop(self._next_step, now), self._last_batch_time)
-            self._total_ready += max(0, requested - ready_since)
-            waiting = now - requested
-            self._total_waiting += waiting
+            self._loop_times["ready"] += max(0, requested - ready_since)
+            self._loop_times["waiting"] += now - requested
             if not self._num_batches:
-                self._first_waiting = waiting
+                self._loop_times["first"] = now - requested
             self._next_step += 1
             self._num_batches += 1
             self._last_batch_time = now
@@ -216,13 +215,7 @@ class Meter:
         """
         with self._lock:
             seconds = (self._last_batch_time - self._start_time) / 1e9
-            stages = {stage: elapsed / 1e9 for stage, elapsed in self._stages.items()}
-            report = PassReport(self._num_batches, seconds, **stages)
-            if not self._measures_loop:
-                return report
-            return replace(
-                report,
-                waiting=self._total_waiting / 1e9,
-                first=self._first_waiting / 1e9,
-                ready=self._total_ready / 1e9,
-            )
+            loop_times = self._loop_times if self._measures_loop else {}
+            times: dict[str, int] = {**self._stages, **loop_times}
+            in_seconds = {name: elapsed / 1e9 for name, elapsed in times.items()}
+            return PassReport(self._num_batches, seconds, **in_seconds)
