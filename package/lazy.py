@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-# For each part of a module's name that needs a package: that package.
+# The package that a module needs, by a part of the module's name.
 _PACKAGES = {"pictures": "matplotlib"} | {
     name: name for name in ("torch", "tensorflow", "keras", "jax", "grain", "webdataset")
 }
@@ -40,16 +40,13 @@ def attach(
         setattr(sys.modules[package], name, value)
         return value
 
-    def names_without(packages: set[str]) -> set[str]:
-        """Return the names whose modules need none of these packages."""
-        return {
-            name
-            for name, module in module_of.items()
-            if packages.isdisjoint(_PACKAGES.get(part) for part in module.split("."))
-        }
+    def names_without(parts: Iterable[str]) -> list[str]:
+        """Return the names whose module has none of these parts in its name."""
+        return [name for name in module_of if set(parts).isdisjoint(module_of[name].split("."))]
 
     def names() -> list[str]:
-        missing = {name for name in _PACKAGES.values() if find_spec(name) is None}
-        return sorted({*vars(sys.modules[package]), *names_without(missing)} - {"attach", "lazy"})
+        missing = [part for part, needed in _PACKAGES.items() if find_spec(needed) is None]
+        found = {*vars(sys.modules[package]), *names_without(missing)}
+        return sorted(found - {"attach", "lazy"})
 
-    return get, names, sorted(names_without(set(_PACKAGES.values())))
+    return get, names, sorted(names_without(_PACKAGES))
