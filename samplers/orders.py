@@ -51,6 +51,10 @@ class Sampler(IdStream):
     _batch_size: int = 1
     _num_steps: int = 0
 
+    def __repr__(self) -> str:
+        records = validate.counted(self.num_records, "record")
+        return f"{type(self).__name__}({records}, seed={self.seed})"
+
     def __len__(self) -> int:
         """Return the number of samples of an epoch. By default each sample id comes once."""
         return self.num_ids
@@ -374,9 +378,6 @@ class RandomSampler(Sampler):
         self.traits = self._exclusion.declare(self.traits)
         self.parameters = {"n": self.num_records, **self._exclusion.parameters}
         self._cache: FifoCache[Table] = FifoCache(2)
-
-    def __repr__(self) -> str:
-        return f"RandomSampler({validate.counted(len(self), 'record')}, seed={self.seed})"
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return self._exclusion.draw(self, epoch, positions)
