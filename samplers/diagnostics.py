@@ -267,10 +267,7 @@ def _samples_of(
         stream, batch_size = BatchSampler(stream, batch_size=_required_size(batch_size)), None
     if isinstance(stream, BatchStream):
         if batch_size is not None:
-            raise ValueError(
-                f"batch_size must be left out for a batch sampler, got {batch_size}: its batches "
-                f"have {stream.batch_size}"
-            )
+            raise ValueError(f"batch_size must be left out for a batch sampler, got {batch_size}")
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
         batch_index = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])

@@ -167,10 +167,8 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
     # A feed is not iterable, and `set_epoch` is a method of loaders and samplers.
     is_loader = hasattr(shards, "set_epoch")
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping) or is_loader:
-        raise TypeError(
-            f"shards must be paths of files, got a {type(shards).__name__}: verify(feed.index) "
-            f"checks the files of a feed"
-        )
+        kind = type(shards).__name__
+        raise TypeError(f"shards must be paths of files, got a {kind}: of a feed, give feed.index")
     items: list[Any] = list(shards) if isinstance(shards, Sequence) else []
     if not (items and all(isinstance(item, Entry) for item in items)):
         return None
