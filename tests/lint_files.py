@@ -38,7 +38,7 @@ PUBLIC = {"twinfeed", "twinfeed.samplers", "twinfeed.loaders", "twinfeed.testing
     f"twinfeed.loaders.{name}" for name in (*FRAMEWORKS, "pictures", "formats")
 }
 
-# The modules that have no test of their own name: their folder, the test that covers them, they.
+# Modules without a test of their own name: the folder, the test that covers them, their names.
 COVERED = (
     (
         "samplers",
@@ -287,11 +287,11 @@ def every_module_has_a_test() -> Problems:
     without_test = set()
     for path in MODULES.values():
         folder, name = path.parent.relative_to(ROOT).as_posix(), path.stem.lstrip("_")
-        own = {
-            f"{place}/test_{name}.py"
-            for place in (f"unit/{folder}", f"backends/{path.parent.name}")
-        }
-        if path.stem != "__init__" and not own & tests:
+        unit, backend = (
+            f"unit/{folder}/test_{name}.py",
+            f"backends/{path.parent.name}/test_{name}.py",
+        )
+        if path.stem != "__init__" and not {unit, backend} & tests:
             without_test.add(f"{folder}/{name}")
     covered = {f"{folder}/{name}" for folder, _, names in COVERED for name in names.split()}
     for module in sorted(without_test - covered):
