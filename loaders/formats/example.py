@@ -328,15 +328,16 @@ def _feature(name: str, value: Any) -> bytes:
 def _check_int64(name: str, values: Any, array: npt.NDArray[Any]) -> None:
     """Raise ValueError for integers beyond int64. `array` is `np.asarray(values)`.
 
-    numpy converts a list of such integers to uint64, or to floats if some are negative.
+    numpy converts a list with such integers to an array of uint64, of floats or of objects.
     """
-    if array.dtype.kind == "u":
-        is_beyond = int(array.max(initial=0)) >= 1 << 63
-    else:
-        is_float_list = array.dtype.kind == "f" and array is not values
-        is_beyond = is_float_list and all(isinstance(item, int) for item in values)
-    if is_beyond:
-        raise ValueError(f"feature {name!r} must fit into int64, got {max(values, key=abs)}")
+    if array.dtype.kind in "fO" and all(isinstance(value, int) for value in values):
+        array = np.array(values, object)  # the integers, exactly
+    elif array.dtype.kind != "u":  # floats, or integers that fit
+        return
+    limits = np.iinfo(np.int64)
+    beyond = array[(array < limits.min) | (array > limits.max)]
+    if len(beyond):
+        raise ValueError(f"feature {name!r} must fit into int64, got {beyond[0]}")
 
 
 def _float32(name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -406,7 +406,10 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (np.zeros((2, 2)), ValueError, "must be one-dimensional"),
     (1 << 63, ValueError, "must fit into int64"),
     ([1 << 63, -1], ValueError, "must fit into int64"),
-    (1 << 70, TypeError, "must hold bytes, str, integers or floats"),
+    (1 << 70, ValueError, "must fit into int64, got 1180591620717411303424"),
+    ([5, -(1 << 70)], ValueError, "must fit into int64, got -1180591620717411303424"),
+    (np.uint64([5, 1 << 63]), ValueError, "must fit into int64, got 9223372036854775808"),
+    (np.array([5, 6], object), TypeError, "must hold bytes, str, integers or floats"),
     ([1e300], ValueError, "must fit into float32, got 1e"),
 ]
 
