@@ -42,8 +42,7 @@ class FairBatches:
     indices 0, 1, 2 and so on.
 
     `class_labels` are the labels of the classes if a record may have several labels; else None. A
-    class draws an excluded record until all of its records have come equally often, and then no
-    more.
+    class may draw an excluded record until its next traversal starts, and then no more.
     """
 
     by_class = False  # whether `ids` returns class indices in place of record ids
@@ -123,23 +122,25 @@ class _Exclusion(NamedTuple):
     subsets: FairSubsets  # random subsets of these
 
     def find(self, classes: Int64s, subset_index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Find the subsets that are to have only remaining records, of which none is excluded.
+        """Find the subsets that must have no excluded records.
 
-        Each class draws its subsets 0, 1, 2 and so on, of K records each. Some classes draw from
-        their remaining records, starting with one of their subsets. Subset i of the arguments is
-        subset `subset_index[i]` of class `classes[i]`. The comments are for the subsets 2, 4 and 5
-        of the classes 7, 2 and 7. Only class 7 has excluded records, and it starts with subset 3.
+        Each class draws its subsets 0, 1, 2 and so on, of K records each. From its subset
+        `first_subset` on, a class of this exclusion draws only remaining records: those that are
+        not excluded. Subset i of the arguments is subset `subset_index[i]` of class `classes[i]`.
+        The comments have the values for the subsets 2, 4 and 5 of the classes 7, 2 and 7. Only
+        class 7 has excluded records, and its `first_subset` is 3.
 
         Returns:
-            For each subset that is found, here one: its index i, [2]; the index of its class in
-            `self.classes`, [0]; and its index among the subsets of remaining records, [2].
+            Three arrays with an entry for each subset that is found, here the last one: its index i
+            in the arguments, [2]; the index of its class in `self.classes`, [0]; and how many
+            subsets of remaining records the class has drawn before it, [2].
         """
         # If a class is not in `self.classes`, this is the index of another class.
         index = np.searchsorted(self.classes, classes).clip(max=len(self.classes) - 1)  # [0, 0, 0]
         is_affected = self.classes[index] == classes  # [True, False, True]
-        index_of_remaining = subset_index - self.first_subset[index]  # [-1, 1, 2]
-        found = np.flatnonzero(is_affected & (index_of_remaining >= 0))
-        return found, index[found], index_of_remaining[found]
+        num_earlier = subset_index - self.first_subset[index]  # of remaining records: [-1, 1, 2]
+        found = np.flatnonzero(is_affected & (num_earlier >= 0))
+        return found, index[found], num_earlier[found]
 
 
 class _PhaseSchedule:
@@ -170,24 +171,25 @@ class _PhaseSchedule:
             self._schedule_exclusions(batches.exclusions)
 
     def _schedule_exclusions(self, exclusions: list[ClassExclusion]) -> None:
-        """Set from which of its subsets on each class draws only records that are not excluded.
+        """Compute for each exclusion the first subset of each class without excluded records.
 
-        A class draws a subset of K records for each batch that has the class. An exclusion names a
-        training step, some classes, and their remaining records. From this step on, a class first
-        completes its *traversal*: it draws excluded records, too, until all of its records have
-        come equally often. Then it draws only the remaining records.
+        A class draws a subset of K records for each batch that has the class: all of its records
+        once (a *traversal*), then all of them again, and so on. An exclusion names a training step,
+        some classes, and the remaining records of each class. After this step, a class draws as
+        before until a subset would have records of a new traversal. This subset is the first one
+        without excluded records: from it on, the class has traversals of its remaining records.
         """
         k = self._phase.k
-        # The number of records that each class draws from, and its first subset of these records.
+        # What each class draws from: the number of its records, and its first subset of these.
         sizes = np.array(self._classes.sizes)
         first_subset = np.zeros_like(sizes)
         for step, classes, remaining in exclusions:
             counts_before_step = self._count_batches(max(self._phase.start, step))
             num_batches = (counts_before_step - self._counts_before_phase)[classes]
-            # The number of subsets of these records before the step: 0 if the class still completes
-            # the traversal before an earlier exclusion.
+            # The number of subsets of these records before the step: 0 if the first of them comes
+            # after the step.
             num_subsets = (num_batches - first_subset[classes]).clip(min=0)
-            first_subset[classes] += _num_until_complete(num_subsets, sizes[classes], k)
+            first_subset[classes] += _num_before_traversal(num_subsets, sizes[classes], k)
             sizes[classes] = remaining.sizes
             subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, step))
             self._exclusions.append(_Exclusion(classes, first_subset[classes], remaining, subsets))
@@ -256,11 +258,12 @@ class _PhaseSchedule:
         super_class, offset = groups_and_indices(num_batches - first_batch)
         batch_index = first_batch[super_class] + offset
         for chunk in slices(len(batch_index), _CHUNK // p + 1):  # to bound memory
-            # The classes 1 2 and 0 3, and the counts 0 1 and 1 1. Of a class in two batches, the
-            # later one is assigned last.
+            # The classes [[1, 2], [0, 3]] and the counts [[0, 1], [1, 1]].
             classes, num_earlier = self._classes_of(super_class[chunk], batch_index[chunk], 0, p)
-            counts[classes] = num_earlier + 1
-        return counts  # [2, 1, 2, 2, 1]
+            # Class 1 is the end of the complete traversal, with which the first batch starts.
+            is_incomplete = num_earlier == num_complete[super_class[chunk], None]
+            counts[classes[is_incomplete]] += 1  # [2, 1, 2, 2, 1]
+        return counts
 
     def _super_class_of_classes(self) -> Int64s:
         """Return the super-class of each class: 0 for all if there are no super-classes."""
@@ -358,17 +361,17 @@ class _PhaseSchedule:
             yield from self.records(same_class, later_subsets).reshape(-1).tolist()
 
 
-def _num_until_complete(num_subsets: Int64s, size: Int64s, k: int) -> Int64s:
-    """Return how many subsets a class has drawn when it completes its traversal.
+def _num_before_traversal(num_subsets: Int64s, size: Int64s, k: int) -> Int64s:
+    """Return how many subsets of a class come before the first one with records of a new traversal.
 
     A class of `size` records draws all of them once (a *traversal*), then all of them again, and so
-    on, in subsets of k. After `num_subsets` subsets, it draws on as long as a subset has records of
-    this traversal only. The comments have the values of 5 records, k = 2 and 6 subsets: subset 6
-    is drawn too, but not subset 7, which has a record of the next traversal::
+    on, in subsets of k. It has drawn `num_subsets` subsets, and traversals are new that start after
+    these. The comments have the values of 5 records, k = 2 and 6 subsets. The new traversal is
+    number 3, which starts in subset 7, so 7 subsets come before::
 
         subset       0    1    2    3    4    5    | 6    7
         traversal    0 0  0 0  0 1  1 1  1 1  2 2  | 2 2  2 3
     """
-    num_drawn = num_subsets * k  # 12
-    traversal_stop = -(-num_drawn // size) * size  # rounded up to a multiple of 5: 15
-    return traversal_stop // k  # 7
+    num_drawn = num_subsets * k  # records: 12
+    traversal_start = -(-num_drawn // size) * size  # rounded up to a multiple of 5: 15
+    return traversal_start // k  # 7

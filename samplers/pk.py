@@ -66,9 +66,9 @@ class PKBatchSampler(BatchStream):
             sources that are read from front to back.
         records: ids of the records to draw from (int64, in any order), such as one part of `split`.
             Labels are given for all records. The other records are never drawn.
-        exclude: `{training step: ids}`: records that are not drawn after this step, as soon as all
-            records of their class have come equally often. The counts of the remaining records of
-            the class then start again at 0.
+        exclude: `{training step: ids}`: records that are not drawn after this step, from the next
+            time on that their class begins again with all of its records. The counts of the
+            remaining records of the class then start again at 0.
 
     Raises:
         ValueError: too few classes or records, with the numbers, or options that contradict each
@@ -221,7 +221,7 @@ class PKBatchSampler(BatchStream):
             self._record_ids = validate.sorted_record_ids(records, num_records)
 
     def _num_kept(self, order: ClassOrder) -> int:
-        """Return how many classes batches are drawn from, which are the largest classes.
+        """Return the number of classes to draw batches from; these are the largest classes.
 
         Classes smaller than the option `min_class_size` are left out. The option `small` decides
         what to do with other classes of fewer than K records: repeat records, drop the classes, or
