@@ -342,7 +342,9 @@ def _displacement(ids: Int64s, records: int) -> Measure:
     are those of Diaconis and Graham, "Spearman's footrule as a measure of disarray", 1977.
     """
     n = len(ids)
-    stored_position = ids * n // records  # of n samples at equal distances in the stored records
+    # The position of each sample in stored order: ids from 0 to `records - 1` are scaled to
+    # positions from 0 to n - 1, as n samples may be a part of the records, or repeat some.
+    stored_position = ids * n // records
     distance = np.abs(np.arange(n) - stored_position)
     mean_sum, variance_of_sum = (n**2 - 1) / 3, (n + 1) * (2 * n**2 + 7) / 45
     return Measure(float(distance.mean()), mean_sum / n, sqrt(variance_of_sum) / n)

@@ -141,7 +141,7 @@ class IdSamplerCursor(SamplerCursor):
         self._check_loaded_state()
 
     def state_dict(self) -> dict[str, Any]:
-        self.sync()
+        self.sync()  # the iterator may be ahead of this cursor, and the state is of the iterator
         return super().state_dict()
 
     def set_epoch(self, epoch: SupportsIndex) -> None:

@@ -133,10 +133,11 @@ def _overlapping_pairs(
     each, have fewer than 2 k together, they share s records, with s >= a + b - 2 k + 1. So only
     these classes can be a pair:
 
-    - Classes of k records that share a record.
-    - Other classes that share two of their first k + 1 records. They share two or more, as a + b is
-      more than 2 k. In the class of a records, s - 2 others follow the first two, and s - 2 is at
-      least a - (k + 1).
+    - Two classes of k records each that share a record.
+    - Other classes that share two of their first k + 1 records. They share at least two records, as
+      a + b is more than 2 k. In the class of a records, s - 2 more shared records follow the second
+      one, and s - 2 >= a + b - 2 k - 1 >= a - k - 1, as b >= k. So at most k records come before
+      the second shared record, and both classes have it among their first k + 1.
 
     This is prefix filtering (Chaudhuri, Ganti and Kaushik, "A primitive operator for similarity
     joins in data cleaning", 2006).

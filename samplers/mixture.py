@@ -200,12 +200,15 @@ class MixtureSampler(Sampler):
         return mixture
 
     def _can_reorder(self, max_counts: Int64s) -> Bools:
-        """Return whether the start of a sampler's epochs can be reordered: bool, as `max_counts`.
+        """Return whether the start of a sampler's epochs can be reordered.
 
         A sampler may start an epoch in the middle of a batch, which has the end of its previous
         epoch, too. Another order of the first samples avoids that the batch has a record twice.
         This is impossible if the sampler repeats records within an epoch, or if an epoch is too
-        short. `max_counts` has the most samples of each sampler in a batch, in rows.
+        short.
+
+        `max_counts` is the largest number of samples of each sampler in a batch, with a row for
+        each set of weights: int64[sets of weights, samplers]. The result is bool of this shape.
         """
         # With 3 samples of a sampler, a batch may have 2 of one epoch and 1 of the next. So the
         # first 3 samples of an epoch may be reordered, to avoid the records of the last 2 samples
@@ -297,13 +300,15 @@ class MixtureSampler(Sampler):
         order 1 0 2 gives it record 2. The comments have the values of this example.
         """
         sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])
+        # `_max_reordered` has a row for each set of weights. The result has the largest number of
+        # all rows, as the caller reads so many entries, whatever the weights are at this time.
         order = np.arange(self._max_reordered[:, sampler_number].max())  # [0, 1, 2]: no new order
         # The samples of the sampler in the batch, `first` to `stop - 1`. Samples before sample
         # `epoch * length` are of the previous epoch.
         position = self._interleave.position_of(sampler_number, epoch * length)
         first, stop = self._samples_in_batch(sampler_number, position)
         num_old, num_new = epoch * length - first, stop - epoch * length  # 1, 1
-        # `_max_reordered` is 0 if the sampler must not be reordered while these weights hold.
+        # The entry for the weights at this time is 0 if the sampler must not be reordered then.
         weights_index = self._interleave.weights.index_at(position)
         if num_old and self._max_reordered[weights_index, sampler_number]:
             old_ids = checked_draw(sampler, epoch - 1, np.arange(length - num_old, length))  # [3]

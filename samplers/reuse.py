@@ -155,7 +155,9 @@ def _staggered_first_rounds(bounds: Int64s, reuse: int) -> Int64s:
     chain_of_segment = np.cumsum(starts_chain) - 1  # [0, 1], or [0, 0]
     # A chain has first uses at a regular period, from its first round on. Segment i of the chain
     # starts i * length uses after the chain, so it has first uses in the rounds -i * length modulo
-    # `reuse`. For all i together, these are the multiples of gcd(length, reuse).
+    # `reuse`. These are multiples of gcd(length, reuse), as it divides both. The next chain starts
+    # when i * length is a multiple of `reuse`. Until then, each multiple comes once.
+    # All segments have the same length, or lengths that differ by one, which is ignored here.
     lengths = np.diff(bounds)[starts_chain]  # of the segments of each chain: [6, 6], or [6]
     periods = np.gcd(lengths, reuse)  # [3, 3], or [2]: a0 in round 0, c0 in round 2, b0 in round 4
     first_rounds: Int64s = _evenly_spread_offsets(periods)[chain_of_segment]

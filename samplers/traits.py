@@ -132,12 +132,16 @@ def check_record_ids(samples: Samples, source: str) -> None:
     each of its *views* (variants, such as captions), or for each *use* of the decoded record, which
     is cached and used several times. Ids that depend on the training step are refused, too.
     `source` is the call that returns the ids, for the error.
+
+    The error advises a loader, which reads the records by itself, or to give the ids to torch's
+    `DataLoader` together with views and uses (`RequestSampler`). Both take a `Feed`, which joins a
+    dataset and a sampler.
     """
     check_independent_of_steps(samples)
     if samples.traits.padded or samples.traits.num_ids is not None:
         raise TypeError(
             f"ids of {samples!r} are not record ids, but have padding (-1), views or uses:\n"
-            f"iterate over a loader, such as TorchLoader(feed), give a DataLoader "
+            f"iterate over a loader of a Feed, such as TorchLoader(feed), give a DataLoader "
             f"batch_sampler=RequestSampler(feed), or take sampler.records(ids) of {source}"
         )
 

@@ -143,8 +143,12 @@ class BlockOrder:
             self._sums = _ShortBlockTable(blocks, key)
 
     def prepare(self, fraction: float) -> None:
-        """Compute this fraction of the table that takes long, if there is one."""
-        if isinstance(self._sums, _BlockSizeSums):
+        """Compute a fraction of the table of block sizes, if there are very many shards.
+
+        Then the whole table takes long, so it is computed in advance, by many calls. Otherwise
+        nothing is done here.
+        """
+        if isinstance(self._sums, _BlockSizeSums):  # very many shards
             self._sums.prepare(fraction)
 
     def locate(self, index: Int64s) -> tuple[Int64s, Int64s, Int64s]:

@@ -54,13 +54,16 @@ class FairSubsets:
         n, m = self._sizes[population], self._m
         index = number[:, None] * m + np.arange(start, m if stop is None else stop)
         traversal, position = np.divmod(index, n[:, None])  # of each item: [[0, 1]] and [[4, 0]]
-        # In a small population (n < 2 m - 1), as many traversals in a row as make whole subsets
-        # have the same order. With n = 3 and m = 2, two traversals make three subsets.
+        # The first m items of a traversal may be reordered, so that they differ from the last m - 1
+        # of the traversal before. In a population of n < m + (m - 1) items, the first m and the
+        # last m - 1 overlap. There, m / gcd(n, m) traversals in a row have the same order instead:
+        # any n consecutive items of these are distinct, and so are the m of a subset. A subset ends
+        # where the order changes: with n = 3 and m = 2, two traversals are three subsets.
         is_small = n < 2 * m - 1
         num_equal = np.where(is_small, m // np.gcd(n, m), 1)
         items = self._permuted(population, traversal[:, 0] // num_equal, position)
-        # In a large population, each traversal has an order of its own. If a row has items of a
-        # second traversal, they are among the first m of this traversal, which are replaced here.
+        # In a large population, each traversal has an order of its own, and its first m items are
+        # reordered. A subset has such items if a traversal starts in it.
         is_first = (position < m) & (traversal > 0) & ~is_small[:, None]  # [[False, True]]
         rows = np.flatnonzero(is_first.any(axis=1))
         if rows.size:
@@ -85,26 +88,29 @@ class FairSubsets:
 
         A traversal is a random order of the items of a population. The traversals, one after the
         other, are cut into subsets of m items. So a subset may have the last items of one traversal
-        and the first items of the next. Those of the next that it has already move back.
+        and the first items of the next. If an item is among both, it moves back in the next
+        traversal, and another item takes its position in the subset.
 
-        For example, 5 items and m = 3: the traversals 2 3 1 0 4 and 4 0 2 1 3 are cut into the
-        subsets 2 3 1, 0 4 4, and so on. So the start 4 0 2 of traversal 1 becomes 2 4 0. The
-        comments have the values of this row.
+        For example, with 5 items and m = 3, the traversals 2 3 1 0 4 and 4 0 2 1 3 are cut into the
+        subsets 2 3 1, 0 4 4, and so on. Subset 1 has item 4 twice. So traversal 1 starts with 2 4 0
+        in place of 4 0 2. The comments have the values for this traversal.
         """
         m = self._m
+        # The last m items of the previous traversal, in reverse order, and the first m of this one.
         last_items, first_items = self._items_around(population, traversal)  # [4, 0, 1], [4, 0, 2]
-        # How many items of the previous traversal are in the subset in which this one starts: 2. In
-        # the sequence of all traversals this one starts at item 5, and subsets start at 0, 3 and 6.
+        # How many items of the previous traversal are in the subset in which this one starts: 2,
+        # the first 2 of the reversed row. In the sequence of all traversals, this one starts at
+        # index 5, and the subset at index 3.
         num_old = (traversal * self._sizes[population] % m)[:, None]
         is_old = np.broadcast_to(np.arange(m) < num_old, last_items.shape)  # [True, True, False]
         is_repeated = _is_in_row(first_items, last_items, mask=is_old)  # [True, True, False]
-        # The subset needs 3 - 2 = 1 more item: the first one that is not repeated moves to the
-        # front. The others follow in their order.
+        # The subset needs 3 - 2 = 1 more item: the first item that is not repeated moves to the
+        # front. The other items follow in their order.
         order = new_entries_first(~is_repeated, m - num_old)  # [2, 0, 1]
         return np.take_along_axis(first_items, order, axis=1)  # [2, 4, 0]
 
     def _items_around(self, population: Int64s, traversal: Int64s) -> tuple[Int64s, Int64s]:
-        """Return m items before the start of traversals, backwards, and the m items after it.
+        """Return the m items before the start of traversals, in reverse order, and the m after it.
 
         A traversal is a random order of the items of a population, and row i is for traversal
         `traversal[i]` of population `population[i]`. If the traversals 0 and 1 are 2 3 1 0 4 and
