@@ -215,13 +215,16 @@ class Samples:
     def _probe_in_place_decode(self, first: Int64s, second: Int64s, sample: Fields) -> None:
         """Check that the user's `decode.into` returns the same sample as decode.
 
-        `sample` is what decode has returned for record first[0]. `decode.into(stored, arrays)` also
-        returns the decoded sample, but writes some fields, `decode.writes`, into existing arrays.
-        Arrays full of zeros are tried, and then arrays full of ones: so an element that is not
-        written differs from `sample` at least once.
+        `first` and `second` are arrays of one record id, and `sample` is what decode has returned
+        for `first`. `decode.into(stored, arrays)` also returns the decoded sample, but writes some
+        fields, `decode.writes`, into existing arrays. Arrays full of zeros are tried, and then
+        arrays full of ones: so an element that is not written differs from `sample` at least once.
+
+        For both, `call_repeatedly` decodes `first` three times, and then `second` once. It raises
+        an error if the results for `first` differ, or if the last call changes one of them.
 
         Raises:
-            ValueError: a result differs from `sample`, or is changed by the call for second[0].
+            ValueError: a result differs from `sample`, or from another result, or is changed later.
         """
         decode: Any = self.decode
 
@@ -234,7 +237,6 @@ class Samples:
 
         for fill in (0, 1):
             decode_filled = partial(decode_into_arrays, fill)
-            # Returns the sample of `first`, after several calls with equal results.
             result = call_repeatedly("decode", decode_filled, first, second, times=3)
             if not bitwise_equal(result, sample):
                 advice = f"write every element of {list(decode.writes)}, or leave `writes` out"

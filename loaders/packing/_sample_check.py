@@ -96,7 +96,7 @@ def _check_label(value: Any) -> Label:
             raise ValueError(
                 f"label {name!r} begins or ends with white space, which is lost: use {stripped!r}"
             )
-        if stripped:
+        if stripped:  # a blank name is refused below
             return name
     elif not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
         with suppress(TypeError):  # an array of several numbers
@@ -105,5 +105,5 @@ def _check_label(value: Any) -> Label:
                 return number
     raise TypeError(
         f"label must be a name or an integer that fits int64, got {reprlib.repr(value)}: "
-        "if it is not a class, rename the field (that of an index by fields= or --field)"
+        "if it is not a class, give the field another name, in an index by fields= or --field"
     )

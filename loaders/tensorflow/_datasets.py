@@ -16,7 +16,7 @@ from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import B, Loader, explain_key_error
 from twinfeed.loaders.tensorflow._iterators import destroy_iterators_in_thread
-from twinfeed.loaders.tensorflow._operators import check_position, feed_of
+from twinfeed.loaders.tensorflow._operators import check_batch_order, feed_of
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
 from twinfeed.loaders.tensorflow.original import OriginalErrors
 from twinfeed.samplers import validate
@@ -57,7 +57,7 @@ class _Adapter(Adapter):
 
     def check_position(self, batches: Any) -> None:
         if not isinstance(batches, tf.distribute.DistributedDataset):
-            check_position(batches, self.loader)
+            check_batch_order(batches, self.loader)
 
     def feed_of(self, batches: Any) -> Any:
         return feed_of(batches)

@@ -18,7 +18,7 @@ _ADVISE_ORDER = (
 )
 
 
-def check_position(dataset: Any, loader: Loader[Any], /) -> None:
+def check_batch_order(dataset: Any, loader: Loader[Any], /) -> None:
     """Raise ValueError unless element n of a dataset is batch n of a loader.
 
     The dataset must be made of `loader.dataset` by operators that keep the order of batches, such
@@ -28,7 +28,8 @@ def check_position(dataset: Any, loader: Loader[Any], /) -> None:
     # datasets of `take`, of `map`, and of the loader.
     datasets = list(_upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
     sources = [source for source in map(_source, datasets) if source is not None]
-    # All sources of a loader share its `external_passes`, an object that no other loader has.
+    # Each loader has an `external_passes` object of its own, which its sources have, too. So the
+    # object identifies the loader.
     if {source.external_passes for source in sources} != {loader.external_passes}:
         raise ValueError(f"the dataset is not made of this loader's dataset only, {_ADVISE_ORDER}")
     unordered = any(getattr(item, "_deterministic", None) == "false" for item in datasets)
