@@ -176,11 +176,11 @@ class ShardShuffleSampler(Sampler):
 
     @property
     def group_sampler(self) -> Sampler:
-        """A sampler of the number of the segment in which each record is, in place of its id.
+        """A sampler that draws segment numbers in place of record ids.
 
         The shuffled records are divided into segments, which are read side by side. A loader may
-        read each segment as a tf.data dataset of its own. The sampler says from which dataset the
-        next record comes: with two segments, its ids are 0 1 0 1 and so on.
+        read each segment as a tf.data dataset of its own. Then each number says from which dataset
+        the next record comes: with two segments, the numbers are 0 1 0 1 and so on.
         """
         return GroupSampler(self, len(self._segment_starts), self._segments_at)
 
