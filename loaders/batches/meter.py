@@ -216,6 +216,6 @@ class Meter:
         with self._lock:
             seconds = (self._last_batch_time - self._start_time) / 1e9
             loop_times = self._loop_times if self._measures_loop else {}
-            times: dict[str, int] = {**self._stages, **loop_times}
-            in_seconds = {name: elapsed / 1e9 for name, elapsed in times.items()}
+            times = [*self._stages.items(), *loop_times.items()]
+            in_seconds = {name: elapsed / 1e9 for name, elapsed in times}
             return PassReport(self._num_batches, seconds, **in_seconds)
