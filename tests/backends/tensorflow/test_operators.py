@@ -23,6 +23,7 @@ from twinfeed.samplers import (
     SequentialSampler,
 )
 
+pytestmark = pytest.mark.usefixtures("graphs_as_written")
 saves_weights = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 Made = Callable[[tf.data.Dataset], tf.data.Dataset]

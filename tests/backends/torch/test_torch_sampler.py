@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
+from support.cases import mark_long
 from support.refusals import Call, Refused, check_refused
 from support.sampler_cases import CASES
 from torch.utils.data import DataLoader, Dataset
@@ -89,8 +90,10 @@ def test_workers_of_any_start_method_give_equal_batches(
         assert [ids for _ in range(2) for ids in received(loader)] == ids_of(copy.copy(expected))
 
 
-@pytest.mark.parametrize(("workers", "how"), STARTS)
-@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize(
+    ("batches", "workers", "how"),
+    mark_long([(batches, *start) for batches in (False, True) for start in STARTS], but_every=3),
+)
 def test_stateful_dataloaders_resume_at_every_step(
     batches: bool, workers: int, how: str | None
 ) -> None:

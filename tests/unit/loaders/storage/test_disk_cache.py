@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,10 @@ def furthest_first(accesses: Sequence[int], room: int) -> int:
     return misses
 
 
-@pytest.mark.parametrize("kind", ["random", "weighted", "blocks"])
+@pytest.mark.parametrize(
+    ("batches", "kind"), mark_long(product([1, 8], ["random", "weighted", "blocks"]), but_every=2)
+)
 @pytest.mark.parametrize("room", [16, pytest.param(32, marks=pytest.mark.long)])
-@pytest.mark.parametrize("batches", [1, 8])
 def test_reading_ahead_loses_no_hits(
     tmp_path: Path,
     server: RangeServer,
