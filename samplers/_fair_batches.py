@@ -171,7 +171,7 @@ class _PhaseSchedule:
             self._schedule_exclusions(batches.exclusions)
 
     def _schedule_exclusions(self, exclusions: list[ClassExclusion]) -> None:
-        """Compute for each exclusion the first subset of each class without excluded records.
+        """Compute for each exclusion from which subset on its classes draw no excluded records.
 
         A class draws a subset of K records for each batch that has the class: all of its records
         once (a *traversal*), then all of them again, and so on. An exclusion names a training step,
@@ -365,9 +365,9 @@ def _num_before_traversal(num_subsets: Int64s, size: Int64s, k: int) -> Int64s:
     """Return how many subsets of a class come before the first one with records of a new traversal.
 
     A class of `size` records draws all of them once (a *traversal*), then all of them again, and so
-    on, in subsets of k. It has drawn `num_subsets` subsets, and traversals are new that start after
-    these. The comments have the values of 5 records, k = 2 and 6 subsets. The new traversal is
-    number 3, which starts in subset 7, so 7 subsets come before::
+    on, in subsets of k. A new traversal is the first one that starts after `num_subsets` subsets.
+    The comments have the values of 5 records, k = 2 and 6 subsets. Traversal 3 is the new one. It
+    starts in subset 7, so 7 subsets come before::
 
         subset       0    1    2    3    4    5    | 6    7
         traversal    0 0  0 0  0 1  1 1  1 1  2 2  | 2 2  2 3

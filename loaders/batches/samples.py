@@ -220,7 +220,7 @@ class Samples:
         fields, `decode.writes`, into existing arrays. Arrays full of zeros are tried, and then
         arrays full of ones: so an element that is not written differs from `sample` at least once.
 
-        For both, `call_repeatedly` decodes `first` three times, and then `second` once. It raises
+        Each time, `call_repeatedly` decodes `first` three times, and then `second` once. It raises
         an error if the results for `first` differ, or if the last call changes one of them.
 
         Raises:
