@@ -96,6 +96,8 @@ class DatasetSource:
         if len({*wanted}) < len(wanted):
             raise ValueError(f"fields must be different names, got {wanted}")
         dataset = _dataset_class(data)(data, wanted)
+        if len(dataset) and not dataset.names:
+            raise ValueError(f"record 0 of a {type(data).__name__} must have a field, got none")
         self._data, self._class_name = dataset, type(data).__name__
         self._one_thread_at_a_time = not (validate.flag("threads", threads) or dataset.thread_safe)
         self.fresh, self.in_memory = dataset.fresh, dataset.in_memory
@@ -161,11 +163,8 @@ class _Items:
     def __init__(self, data: Any, fields: Sequence[str]) -> None:
         self.data = data
         self.thread_safe = self.in_memory = isinstance(data, list)
-        if not len(data):
-            self.names = fields or []
-            return
         try:
-            first = self._items([0])[0]
+            first = self._items([0])[0] if len(data) else dict.fromkeys(fields)
         except Exception as error:
             error.add_note(f"in record 0 of a {type(data).__name__}, read to find the field names")
             raise
@@ -331,7 +330,7 @@ class _Arrays(_Items):
         self.in_memory = len(in_memory) == len(self.data)
         lengths = {name: len(array) for name, array in self.data.items()}
         if len({*lengths.values()}) != 1:
-            raise ValueError(f"arrays must have a row for each record, got the lengths {lengths}")
+            raise ValueError(f"data must be arrays of one length, got the lengths {lengths}")
 
     def __len__(self) -> int:
         return len(next(iter(self.data.values())))
@@ -424,24 +423,24 @@ def _field_names(record: Any, fields: Sequence[str]) -> Sequence[str]:
             the value. Empty if there are none.
 
     Raises:
-        ValueError: the dict is empty, or a tuple or a value has too few or too many names.
+        ValueError: a tuple or a value has too few or too many names.
         KeyError: the dict does not have one of `fields`.
     """
     if isinstance(record, Mapping):
-        if not record:
-            raise ValueError("data must have at least one field, got an empty dict")
         for name in fields:
             if name not in record:
                 raise KeyError(f"no field {name!r}: the fields are {[*record]}")
         return fields or [*record]
     is_tuple = isinstance(record, tuple)
-    num_parts = len(record) if is_tuple else 1
     names = fields or ([] if is_tuple else ["row"])
-    if len(names) != num_parts:
+    if is_tuple and len(names) != len(record):
         raise ValueError(
-            f"fields must name the {counted(num_parts, 'part')} of each {type(record).__name__}; "
-            'of tuples, as in DatasetSource(dataset, fields=("image", "label"))'
+            f"fields must name the {counted(len(record), 'part')} of each tuple, as in "
+            'DatasetSource(dataset, fields=("image", "label"))'
         )
+    if not is_tuple and len(names) != 1:
+        kind = type(record).__name__
+        raise ValueError(f"fields must be one name for a {kind}: only tuples have several parts")
     return names
 
 

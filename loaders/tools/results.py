@@ -59,10 +59,7 @@ class Results:
             self._num_ids, self._run = of.sampler.num_ids, NumpyLoader(of).state_dict()
         else:
             if not isinstance(of, SupportsIndex):
-                raise TypeError(
-                    f"Results takes a feed or the number of sample ids, got a {type(of).__name__}: "
-                    "write Results(feed), or Results(len(index))"
-                )
+                raise TypeError(f"Results takes a feed or len(index), got a {type(of).__name__}")
             self._num_ids, self._run = validate.integer("n", of, minimum=0), {}
         self._ids = checks.check_ids(
             np.arange(self._num_ids) if ids is None else ids, self._num_ids

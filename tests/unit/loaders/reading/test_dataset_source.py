@@ -147,6 +147,7 @@ def test_dataset_that_reuses_one_buffer_is_refused() -> None:
 
 def test_dataset_may_be_empty() -> None:
     assert (len(DatasetSource([])), DatasetSource([]).fields) == (0, [])
+    assert DatasetSource([], fields=["x"]).fields == ["x"]
 
 
 def test_label_is_read_once_and_is_no_field() -> None:

@@ -142,7 +142,7 @@ REFUSED: Refused = [
         (
             rows(data, fields=["a", "b"]),
             ValueError,
-            rf"name the 1 part of each {name}",
+            rf"must be one name for a {name}",
         )
         for data, name in (([[1, 2]], "list"), ([SimpleNamespace(a=1, b=2)], "Simple"), (X, "nda"))
     ),
@@ -196,7 +196,8 @@ REFUSED: Refused = [
     ),
     (batch([(X, 1)]), ValueError, r'name the 2 parts .*\(dataset, fields=\("image", "label"\)\)'),
     (batch({"x": X, "y": X[1:]}), ValueError, r"lengths \{'x': 24, 'y': 23\}"),
-    *((batch(dataset), ValueError, "at least one field") for dataset in ({}, [{}] * 24)),
+    (batch({}), ValueError, r"must be arrays of one length, got the lengths \{\}"),
+    (batch([{}] * 24), ValueError, "record 0 of a list must have a field, got none"),
     (batch({"x": np.ones(())}), ValueError, "'x' must have a row for each record, got a single"),
     *(
         (batch(wrong), TypeError, rf"must be the data, got a {name}: write Feed\(data, sampler\)")
