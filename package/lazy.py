@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-# The package that a module needs, by a part of the module's name.
-_PACKAGES = {"pictures": "matplotlib"} | {
-    name: name for name in ("torch", "tensorflow", "keras", "jax", "grain", "webdataset")
-}
+# The extras that a module may need, which is in its name, and the package where that differs.
+_EXTRAS = {"torch", "tensorflow", "keras", "jax", "grain", "webdataset", "pictures"}
+_PACKAGES = {"pictures": "matplotlib"}
 
 
 def attach(
@@ -40,13 +39,13 @@ def attach(
         setattr(sys.modules[package], name, value)
         return value
 
-    def names_without(parts: Iterable[str]) -> list[str]:
-        """Return the names whose module has none of these parts in its name."""
-        return [name for name in module_of if set(parts).isdisjoint(module_of[name].split("."))]
+    def names_without(extras: set[str]) -> list[str]:
+        """Return the names whose module needs none of these extras."""
+        return [name for name in module_of if extras.isdisjoint(module_of[name].split("."))]
 
     def names() -> list[str]:
-        missing = [part for part, needed in _PACKAGES.items() if find_spec(needed) is None]
+        missing = {extra for extra in _EXTRAS if find_spec(_PACKAGES.get(extra, extra)) is None}
         found = {*vars(sys.modules[package]), *names_without(missing)}
         return sorted(found - {"attach", "lazy"})
 
-    return get, names, sorted(names_without(_PACKAGES))
+    return get, names, sorted(names_without(_EXTRAS))
