@@ -306,7 +306,6 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     samples = len(ids)
     first_tenth = ids[: -(-samples // 10)]  # rounded up
     counts = np.bincount(ids, minlength=records)  # how often each record comes
-    covered = int(np.count_nonzero(counts))
     batch_sizes = np.bincount(batch)
     size = int(batch_sizes.max())  # of a full batch
     batch_starts = np.cumsum(batch_sizes) - batch_sizes
@@ -323,14 +322,14 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         records=records,
         samples=samples,
         batch_size=size,
-        covered=covered,
+        covered=int(np.count_nonzero(counts)),
         most_repeats=int(counts.max()),
         displacement=_displacement(ids, records),
         rank_correlation=_correlation(ids),
         head_distinct=head_distinct,
         distinct=distinct,
         worst=worst,
-        missing=records - covered,
+        missing=int(np.count_nonzero(counts == 0)),
         order=ids,
     )
 

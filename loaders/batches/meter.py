@@ -77,10 +77,12 @@ class PassReport:
             lines.append("  how long the loop waited is not known here")
         elif self.batches:
             share = self.waiting / max(self.seconds, 1e-9)
+            only_first = self.waiting - self.first <= 0.1 * self.seconds
+            slow = "only the first batch holds it back" if only_first else "data hold it back"
+            verdict = slow if share > 0.1 else "data do not hold it back"
             lines += [
                 f"  the loop waited {_time(self.waiting)}, {share:.0%} of the time, "
-                f"{_time(self.first)} of it for the first batch: "
-                f"data {'hold it back' if share > 0.1 else 'do not hold it back'}",
+                f"{_time(self.first)} of it for the first batch: {verdict}",
                 f"  a batch was ready {_time(self.ready / self.batches)} before the loop asked for "
                 "it, on average",
             ]

@@ -72,7 +72,7 @@ def test_report_separates_waiting_from_ready(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert str(meter.report()).splitlines()[1:3] == [
         "  the loop waited 3.6 s, 20% of the time, 2.0 s of it for the first batch: "
-        "data hold it back",
+        "only the first batch holds it back",
         "  a batch was ready 1.5 s before the loop asked for it, on average",
     ]
 
@@ -86,7 +86,12 @@ def test_report_separates_waiting_from_ready(monkeypatch: pytest.MonkeyPatch) ->
         ),
         (
             PassReport(12, 26.6, waiting=25.5, first=25.4, ready=0.1),
-            "25.5 s, 96% of the time, 25.4 s of it for the first batch: data hold it back",
+            "25.5 s, 96% of the time, 25.4 s of it for the first batch: "
+            "only the first batch holds it back",
+        ),
+        (
+            PassReport(12, 26.6, waiting=25.5, first=2.4, ready=0.1),
+            "25.5 s, 96% of the time, 2.4 s of it for the first batch: data hold it back",
         ),
     ],
 )
