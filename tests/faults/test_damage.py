@@ -310,11 +310,11 @@ def test_part_with_changed_or_cut_byte_is_built_again(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=1, each=2)
     (part,) = made_parts(shards, tmp_path / "parts")
     whole, known = part.read_bytes(), load_part(part)
-    expected = known, [*map(str, known.blocks())]
+    expected = known, [*map(str, known.batches())]
     for place in range(len(whole)):
         part.write_bytes(flipped(whole, place, 0xFF))
         found = ShardPart.load(part)
-        assert found is None or (found, [*map(str, found.blocks())]) == expected
+        assert found is None or (found, [*map(str, found.batches())]) == expected
         part.write_bytes(whole[:place])
         assert ShardPart.load(part) is None
     assert made_parts(shards, tmp_path / "parts") == [part]
