@@ -134,7 +134,7 @@ def ends_before_its_tensors_come() -> None:
 
 
 def lead_group() -> None:
-    """Make this process the leader of a new group, and print the number of both."""
+    """Make this process the leader of a new group, and print the id of both."""
     os.setsid()
     print(os.getpid(), flush=True)
 

@@ -15,7 +15,7 @@ ADDRESS = "127.0.0.1"
 # A machine whose own name cannot be looked up has no address for gloo but the loopback's.
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 # An interpreter in which the frameworks of a program are imported already (start/forks.py). Another
-# process runs them: a program that is killed from outside prints its number.
+# process runs them: a program that is killed from outside prints its process id.
 PYTHON = os.environ.get("TESTS_PYTHON", sys.executable)
 # For processes that share two cores with others, and say no more than the programs themselves.
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}

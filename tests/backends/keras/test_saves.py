@@ -73,7 +73,7 @@ def test_process_killed_while_saving_keeps_previous_save(tmp_path: Path) -> None
         command, stdout=subprocess.PIPE, text=True, env=os.environ | QUIET
     ) as process:
         assert process.stdout is not None
-        number, whole = int(process.stdout.readline()), 0
+        pid, whole = int(process.stdout.readline()), 0
         while process.poll() is None:
             sizes = [size(path) for path in written(tmp_path, "model.weights.h5")]
             if not whole and any(
@@ -81,7 +81,7 @@ def test_process_killed_while_saving_keeps_previous_save(tmp_path: Path) -> None
             ):
                 whole = max(sizes, default=0)  # no file was there a moment ago
             if any(1 << 20 < one < 0.9 * whole for one in sizes):
-                os.kill(number, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
                 process.wait()
             time.sleep(0.001)
     assert process.returncode == -signal.SIGKILL

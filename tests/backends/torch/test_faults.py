@@ -41,7 +41,7 @@ def run(scenario: str, *before: str, warn: str = "error") -> subprocess.Complete
 
 
 def start(scenario: str) -> tuple[subprocess.Popen[str], int]:
-    """Start a scenario; return its process, and the number of its process group."""
+    """Start a scenario; return its process, and the id of its process group."""
     process = subprocess.Popen(
         [PYTHON, SCRIPT, scenario],
         stdout=subprocess.PIPE,
@@ -140,15 +140,15 @@ def test_many_fields_fit_descriptor_limit_or_are_refused() -> None:
 )
 def test_fault_113_workers_end_with_killed_main_process(scenario: str) -> None:
     """However they were started. All have its stdout, which so ends with the last of them."""
-    process, number = start(scenario)
+    process, group = start(scenario)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "waiting\n"
-        os.kill(number, signal.SIGKILL)
+        os.kill(group, signal.SIGKILL)
         process.communicate(timeout=LIMIT)
     finally:
         with suppress(ProcessLookupError):  # all have ended
-            os.killpg(number, signal.SIGKILL)
+            os.killpg(group, signal.SIGKILL)
         process.communicate()
 
 
@@ -160,12 +160,12 @@ def test_missing_semaphores_are_named() -> None:
 @pytest.mark.parametrize("what", [pytest.param("threads", marks=pytest.mark.long), "workers"])
 def test_ctrl_c_ends_loop_and_workers(what: str) -> None:
     """As a terminal sends it: to the process and all its workers."""
-    process, number = start(f"interrupted {what}")
+    process, group = start(f"interrupted {what}")
     assert process.stdout is not None
     try:
         for _ in range(8):
             assert process.stdout.readline() == "batch\n"
-        os.killpg(number, signal.SIGINT)
+        os.killpg(group, signal.SIGINT)
         out, errors = process.communicate(timeout=LIMIT)
     finally:
         process.kill()  # which ends the program

@@ -182,14 +182,14 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path: Path, server: Range
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        number, *workers = map(int, process.stdout.readline().split())
+        pid, *workers = map(int, process.stdout.readline().split())
         while server.now:
             time.sleep(0.01)
         server.delay = 60.0
         print(file=process.stdin, flush=True)
         while not server.now:
             time.sleep(0.01)
-        os.kill(number, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
     assert len(workers) == 2
     for _ in range(600):
         if not any(Path(f"/proc/{pid}").exists() for pid in workers):
