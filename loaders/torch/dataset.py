@@ -223,7 +223,7 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
 
     Raises:
         TypeError: for anything but a sampler of this library. In a pass: ids are of padding, views
-        or uses, not of records.
+            or uses, not of records.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> order = RandomSampler(5, seed=0)
