@@ -282,7 +282,7 @@ class Loader(Closing, Generic[B]):
     def report(self) -> PassReport:
         """Return how long each stage of the last pass took, so far: see `PassReport`.
 
-        If a loop waits at many steps, the data slow the loop down. Print the report, or take
+        If a loop waits for much of the time, the data slow it down. Print the report, or take
         `as_dict()` for a log.
         """
         return self.meter.report()
