@@ -17,8 +17,8 @@ import numpy as np
 from twinfeed.loaders.batches.repeatability import call_repeatedly
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.feed.collate import (
+    CollateError,
     FieldSpec,
-    MisfitError,
     Mode,
     Ragged,
     array_of,
@@ -85,11 +85,11 @@ class BatchFunction:
         """
         real = request.ids >= 0
         values = self._call(batch, request) if real.any() else dict.fromkeys(self.spec, ())
-        with _errors_with_step(request, partial(self._misfit_advice, values)):
+        with _errors_with_step(request, partial(self._batch_spec_advice, values)):
             fields = collate(values, self.spec, how=self.how, real=None if real.all() else real)
         return {"id": request.ids, **fields}
 
-    def _misfit_advice(self, values: Mapping[str, Sequence[Any]]) -> str:
+    def _batch_spec_advice(self, values: Mapping[str, Sequence[Any]]) -> str:
         """Return the last part of an error message: what to do about a batch unlike the first one.
 
         If a `batch_spec` exists that fits both batches, it is the advice. For example, field "x"
@@ -108,9 +108,9 @@ class BatchFunction:
                     sizes = zip(shape, field.shape, strict=True)
                     common_shape = tuple(size if size == first else None for size, first in sizes)
                     advised[name] = FieldSpec(common_shape, field.dtype)
-            # Raises MisfitError if the batch does not fit this spec either.
+            # Raises CollateError if the batch does not fit this spec either.
             collate(values, self.spec | advised, how=self.how)
-        except (KeyError, MisfitError):
+        except (KeyError, CollateError):
             return "make each batch like the first, or give the dtypes and shapes as batch_spec="
         shown = {  # as the user writes it: (shape, name of the dtype), or None for byte strings
             name: (field.shape, field.dtype and field.dtype.name) for name, field in advised.items()

@@ -12,7 +12,7 @@ from twinfeed.loaders.batches.meter import Meter
 from twinfeed.loaders.batches.prepared import PreparedFeed
 from twinfeed.loaders.batches.samples import Rows, Samples, Values, samples_of
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.collate import Allocate, MisfitError, aligned, check_collate, collate
+from twinfeed.loaders.feed.collate import Allocate, CollateError, aligned, check_collate, collate
 from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.formats.records import Sample
@@ -116,7 +116,7 @@ class Batcher(Closing):
             table_rows = {name: _with_padding_rows(rows, real) for name, rows in table_rows.items()}
         try:
             fields = collate(values, self.spec, how=self._collation, real=real, empty=self._empty)
-        except MisfitError as error:
+        except CollateError as error:
             where = self.samples.index.describe(request.records[error.position])
             raise DecodeError(f"{where}: {error}") from error
         return {"id": request.ids, **table_rows, **fields}

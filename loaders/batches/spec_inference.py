@@ -12,8 +12,8 @@ from twinfeed.loaders.batches.prepared import PreparedFeed
 from twinfeed.loaders.batches.samples import Samples, is_own_decode
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import (
+    CollateError,
     FieldSpec,
-    MisfitError,
     collate,
     is_string,
     mode_of,
@@ -108,7 +108,7 @@ def _spec_of_first_sample(feed: FeedConfig) -> dict[str, FieldSpec]:
     try:
         sample = _probe_first_sample(feed)
         spec = spec_of(sample, feed.collate)
-    except MisfitError as error:
+    except CollateError as error:
         first, _ = probe_requests(feed)
         where = feed.index.describe(int(first.records[0]))
         raise DecodeError(f"{where}: {error}") from error

@@ -102,7 +102,7 @@ class FieldSpec(NamedTuple):
 
     Args:
         shape: None is a length that may differ from batch to batch.
-        dtype: None means a byte string, `str` a text.
+        dtype: None for byte strings, `str` for strings.
 
     >>> spec = spec_of({"image": np.zeros((8, 8), np.uint8), "name": b"cat", "text": "a cat"})
     >>> spec["image"], spec["name"].dtype, spec["text"].dtype.kind
@@ -113,8 +113,8 @@ class FieldSpec(NamedTuple):
     dtype: np.dtype[Any] | None
 
 
-class MisfitError(ValueError):
-    """A value that does not fit the spec of its field.
+class CollateError(ValueError):
+    """A value that cannot be collated, or does not fit the spec of its field.
 
     `position` is the value's index in the batch, and `problem` the message without the advice.
     """
@@ -128,7 +128,7 @@ def spec_of(sample: Mapping[str, Any], how: Collate = "stack", /) -> dict[str, F
     """Return the spec (shape and dtype) of each field of a sample.
 
     Raises:
-        MisfitError: a value that cannot be collated.
+        CollateError: a value that cannot be collated.
     """
     return {name: _spec_of_value(name, value, mode_of(how, name)) for name, value in sample.items()}
 
@@ -150,7 +150,7 @@ def _spec_of_value(name: str, value: Any, mode: Mode) -> FieldSpec:
 
 
 def is_string(dtype: np.dtype[Any] | None, /) -> bool:
-    """Return whether a field with this dtype in its spec contains byte strings or texts."""
+    """Return whether the values of a field with this dtype in its spec are `bytes` or `str`."""
     return dtype is None or dtype.kind == "U"
 
 
@@ -169,7 +169,7 @@ def array_of(name: str, value: Any, /) -> Array:
     array of numbers is converted.
 
     Raises:
-        MisfitError: the value cannot be converted to an array of numbers, or is a masked array.
+        CollateError: the value cannot be converted to an array of numbers, or is a masked array.
     """
     try:
         array = as_array(value)
@@ -193,9 +193,9 @@ def array_of(name: str, value: Any, /) -> Array:
     return array.astype(dtype.str[1:])
 
 
-def _unsupported_value(name: str, value: Any, contents: str) -> MisfitError:
+def _unsupported_value(name: str, value: Any, contents: str) -> CollateError:
     """Return the error for a value that cannot be collated; `contents` says what it contains."""
-    return MisfitError(
+    return CollateError(
         f"field {name!r} holds a {type(value).__name__}{contents}, which a batch cannot hold",
         "make it an array of numbers or a string in decode or transform; a list of strings is "
         "collated with 'ragged', and needs spec= if the first list is empty",
@@ -246,7 +246,7 @@ def collate(
     samples are padding, whose values are None. The values are written to arrays that `empty`
     allocates, as numpy.empty does.
 
-    - Byte strings become a list of bytes, texts a list of str.
+    - Byte strings become a list of `bytes`, and strings a list of `str`.
     - A stacked field is an array of shape (batch, …).
     - A padded field is an array of shape (batch, …), filled up at the end of each axis: see `Pad`.
       Beside it is `<field>_length` (int64[batch]), or `<field>_shape` (int64[batch, axes]) where
@@ -254,7 +254,7 @@ def collate(
     - A ragged field is a `Ragged`. Each of its values may be a list of strings.
 
     Raises:
-        MisfitError: other fields than those of `spec`, or values that do not fit their field.
+        CollateError: other fields than those of `spec`, or values that do not fit their field.
 
     >>> collate({"x": [[1, 2], [3]]}, {"x": FieldSpec((2,), np.dtype(np.int64))}, how="pad")
     {'x': array([[1, 2],
@@ -262,7 +262,7 @@ def collate(
     """
     if columns.keys() != spec.keys():
         fields = f"the fields are {sorted(columns)} where {sorted(spec)} are expected"
-        raise MisfitError(fields, "name them with spec=")
+        raise CollateError(fields, "name them with spec=")
     batch: dict[str, Any] = {}
     for name, field in spec.items():
         values, mode = columns[name], mode_of(how, name)
@@ -284,14 +284,14 @@ def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[in
     """Call `convert` for each value that is not None; return the results by position.
 
     For example, the values ["a", None, "b"] with str.upper return {0: "A", 2: "B"}. If `convert`
-    raises a MisfitError, the error gets the position of the value.
+    raises a CollateError, the error gets the position of the value.
     """
     converted = {}
     for position, value in enumerate(values):
         try:
             if value is not None:
                 converted[position] = convert(value)
-        except MisfitError as error:
+        except CollateError as error:
             error.position = position
             raise
     return converted
@@ -309,8 +309,8 @@ def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list
         if set(map(type, values)) == {string_type}:
             return list(values)
         # `_convert_each` returns a dict by position, without the positions of None: {0: "a"}.
-        texts = _convert_each(lambda value: _to_string(name, value, string_type), values)
-        return [texts.get(position, string_type()) for position in range(len(values))]
+        converted = _convert_each(lambda value: _to_string(name, value, string_type), values)
+        return [converted.get(position, string_type()) for position in range(len(values))]
 
     def to_strings(value: Any) -> list[Any]:
         """Return the value of a sample as a list of strings."""
@@ -328,7 +328,7 @@ def _to_string(name: str, value: Any, string_type: type) -> Any:
     """Return a string as exactly `string_type` (bytes or str): numpy's strings are subclasses.
 
     Raises:
-        MisfitError: the value is not a string of this type.
+        CollateError: the value is not a string of this type.
     """
     if isinstance(value, string_type):
         return string_type(value)
@@ -404,7 +404,7 @@ def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
     it. An array of float64 is refused.
 
     Raises:
-        MisfitError: the cast would change a value.
+        CollateError: the cast would change a value.
     """
     dtype = dtype_of(field)
     if isinstance(value, (bytes, str)):
@@ -450,9 +450,9 @@ def keeps_integers(integers: Array, dtype: np.dtype[Any], /) -> bool:
     return bool(np.array_equal(cast_and_back, integers))
 
 
-def _wrong_dtype(name: str, found: str, expected: str) -> MisfitError:
+def _wrong_dtype(name: str, found: str, expected: str) -> CollateError:
     """Return the error for a value of a field that has another dtype than the field's spec."""
-    return MisfitError(
+    return CollateError(
         f"field {name!r} holds {found} where {expected} is expected",
         "give all values one dtype, or say with spec= what they hold",
     )
@@ -460,7 +460,7 @@ def _wrong_dtype(name: str, found: str, expected: str) -> MisfitError:
 
 def _wrong_shape(
     name: str, shape: Shape, expected: Shape, position: int, *, from_spec: bool = False
-) -> MisfitError:
+) -> CollateError:
     """Return the error for a value of a field whose shape is not the expected one.
 
     The expected shape is that of an earlier value in the batch or, with `from_spec`, of the field's
@@ -471,7 +471,7 @@ def _wrong_shape(
     same_axes = len(shape) == len(expected)
     pad = ", or collate it with 'pad'" if same_axes else ""
     resize = ", as DecodeImage(size=(height, width)) does" if same_axes and len(shape) == 3 else ""
-    return MisfitError(
+    return CollateError(
         f"field {name!r} has shape {shape}, but {expected} {source}",
         f"make them equal in decode{resize}{pad}",
         position,
@@ -492,7 +492,7 @@ def _to_field_arrays(
     and (5, 3), and a None. They have the shape (3,) in common, and None becomes zeros (0, 3).
 
     Raises:
-        MisfitError: the fixed axes differ in length, or do not fit the field's spec.
+        CollateError: the fixed axes differ in length, or do not fit the field's spec.
     """
     # A dict by position in `values`, without the positions of None. The example is used below.
     arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)

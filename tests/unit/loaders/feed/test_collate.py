@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from twinfeed.loaders import FieldSpec, Pad, Ragged
-from twinfeed.loaders.feed.collate import MisfitError, Mode, collate, spec_of
+from twinfeed.loaders.feed.collate import CollateError, Mode, collate, spec_of
 
 FLOAT = np.dtype(np.float32)
 
@@ -123,7 +123,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 def test_collate_refuses_values_that_no_batch_can_hold(
     call: Callable[[], object], word: str
 ) -> None:
-    with pytest.raises(MisfitError, match=word):
+    with pytest.raises(CollateError, match=word):
         call()
 
 
@@ -149,7 +149,7 @@ UNFIT: list[tuple[Any, Any, str]] = [
 @pytest.mark.parametrize(("first", "later", "found"), UNFIT)
 @pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
 def test_lossy_cast_is_refused(first: Any, later: Any, found: str, how: Mode) -> None:
-    with pytest.raises(MisfitError, match=f"field 'x' holds {found}.* is expected") as caught:
+    with pytest.raises(CollateError, match=f"field 'x' holds {found}.* is expected") as caught:
         collate({"x": [first, None, later]}, spec_of({"x": first}), how=how)
     assert caught.value.position == 2
 
@@ -203,7 +203,7 @@ def test_lists_of_strings_are_ragged(values: list[Any], text: bool) -> None:
 
 @pytest.mark.parametrize("wrong", ["ab", [b"a"], [["a"]], [None], [1], np.array([["a"]])])
 def test_a_list_of_texts_holds_texts(wrong: Any) -> None:
-    with pytest.raises(MisfitError, match="field 'x' holds ") as caught:
+    with pytest.raises(CollateError, match="field 'x' holds ") as caught:
         collate({"x": [["a"], wrong]}, spec_of({"x": ["a"]}, "ragged"), how="ragged")
     assert caught.value.position == 1
 
