@@ -149,7 +149,7 @@ def check_bytes(what: str, size: int, max_size: int, /, *, path: object, advice:
 
 
 def printable(text: str, /) -> str:
-    """Escape all characters of a text that are not printable, as a terminal could obey them."""
+    """Escape the characters of a string that are not printable: a terminal could obey them."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 

@@ -80,7 +80,7 @@ class _Batches(grain.MapDataset[Any]):
         self._batcher = Batcher(prepare_feed(feed), reader=reader)
 
     def __repr__(self) -> str:
-        """Return a text that names the stream of batches, the same in every process."""
+        """Return a string that names the stream of batches, the same in every process."""
         state = NumpyLoader(self._feed).state_dict()
         stream = {name: state[name] for name in ("fingerprint", "records")}
         return f"<batches of {json.dumps(stream)}>"

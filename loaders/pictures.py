@@ -149,7 +149,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
 
     Images are the first field whose samples are uint8 or float arrays [height, width] or [height,
     width, 1, 3 or 4]. A row has the samples of one class where a batch is made of classes. Below an
-    image are its class, its record, and other short values: texts and numbers.
+    image are its class, its record, and other short values: strings and numbers.
 
     Args:
         feed: whose batch is drawn.

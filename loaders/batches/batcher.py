@@ -190,8 +190,8 @@ def _with_padding_rows(rows: Rows, real: Mask) -> Rows:
     For example, rows [5, 7] with real [True, False, True] become [5, 0, 7].
     """
     if isinstance(rows, list):
-        texts = iter(rows)
-        return [next(texts) if is_real else "" for is_real in real]
+        strings = iter(rows)
+        return [next(strings) if is_real else "" for is_real in real]
     padded = np.zeros((len(real), *rows.shape[1:]), rows.dtype)
     padded[real] = rows
     return padded

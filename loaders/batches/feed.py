@@ -79,7 +79,7 @@ class Feed(FeedConfig):
         collate: "stack", "pad", "ragged" or a `Pad`, or a dict with one of these for each field.
             Strings are a list: of `bytes`, or of `str`, which TensorFlow encodes. A list of strings
             needs "ragged".
-        side: tables joined by sample id, by name: arrays of numbers, a `SideTable`, or texts (an
+        side: tables joined by sample id, by name: arrays of numbers, a `SideTable`, or strings (an
             array or a list of str, also of pandas or Arrow), of which a batch has a list of `str`.
             `ByRecord(table)` is joined by record.
         spec: the shape and dtype of each field of a sample. Default: those of the first sample that

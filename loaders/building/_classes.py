@@ -74,10 +74,11 @@ def assign_classes(
     Raises:
         ValueError: a name is not in `classes`, or `background` is an integer and labels are names.
     """
-    texts = [name for name in names if name is not None and not (from_text and _is_integer(name))]
-    if texts and None in names and isinstance(background, int):
+    present = [name for name in names if name is not None]
+    not_integers = [name for name in present if not (from_text and _is_integer(name))]
+    if not_integers and None in names and isinstance(background, int):
         raise ValueError(
-            f"background={background} is an integer, and labels are names ({min(texts)!r})"
+            f"background={background} is an integer, and labels are names ({min(not_integers)!r})"
         )
     filled_names = [str(background) if name is None else name for name in names]
     distinct = set(filled_names)
@@ -117,7 +118,7 @@ def check_classes(classes: Sequence[str] | None, /) -> None:
 
 
 def _is_integer(name: str) -> bool:
-    """Return whether a text is an int64 as Python writes it: "17" and "-1", but not "017"."""
+    """Return whether a string is an int64 as Python writes it: "17" and "-1", but not "017"."""
     try:
         return str(int(name)) == name and -(2**63) <= int(name) < 2**63
     except ValueError:

@@ -196,7 +196,7 @@ class _IndexMerger:
 
         A part is read in record batches. Each has, where they apply:
 
-        - `keys-text` and `keys-ends`: the keys of all records in one text, and the end of each key;
+        - `keys-text` and `keys-ends`: the keys of all records, joined, and the end of each key;
         - `files-text` and `files-ends`: the paths of loose files in the same form;
         - `labels`: integers; or `names`: the indices of label names;
         - `values-N`: the numbers of a field that is a column of the index. N is the number of the

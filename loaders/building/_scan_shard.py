@@ -353,7 +353,7 @@ class ShardScanner:
             name: the name of the field in the index.
             range_: where the field is in its file, and its bytes.
             first_file_number: the number of the record's first file among all files of the job: 6
-                for the fourth record, if each record is an image and a text.
+                for the fourth record, if each record is an image and a caption.
             number: the number of the record in the shard, for errors.
         """
         if range_.kind == "bytes" and name in self.options.lists:  # the user wants lists

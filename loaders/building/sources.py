@@ -125,11 +125,11 @@ def local_copy(path: Root) -> Iterator[tuple[str, str | None]]:
 
 
 def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
-    """Return a fingerprint of the inputs of each job, as a text.
+    """Return a fingerprint of the inputs of each job, as a string.
 
-    A job is the scan of one shard, or of a group of loose files. The text has the path, size and
+    A job is the scan of one shard, or of a group of loose files. It has the path, size and
     time (or ETag) of each file, and the numbers of the excluded records. The result of a scan that
-    an earlier build has stored is used again if its text is the same.
+    an earlier build has stored is used again if its fingerprint is the same.
     """
     if isinstance(root, Location):
         infos = store_of(root).stat([job.shard for job in jobs], fresh=True)

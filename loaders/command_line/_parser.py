@@ -137,11 +137,11 @@ def _command_parser(commands: Any, name: str, text: str, *examples: str) -> Any:
 
 
 def _add(parser: Any, argument: str, text: str, *, shown: Any = None, **kwargs: Any) -> None:
-    """Add an argument to a parser, which is described by a text as in the usage of a command.
+    """Add an argument to a parser, described by a string as in the usage of a command.
 
     - "out" is a positional argument, "--overwrite" a flag, and "-q/--quiet" a flag with two names.
     - "--seed N" is an option with a value. The name of the value determines its type, by `_TYPES`:
-      N is an int. Other values are texts.
+      N is an int. Other values are strings.
     - "--split NAME=SIZE..." is an option that may be repeated. Its values become a list.
 
     Args:

@@ -63,7 +63,7 @@ def _describe(value: Any, location: str) -> str:
 
 
 def _describe_bytes(data: bytes) -> str:
-    """Describe bytes in one line: an image's format and size, a text, or the first bytes in hex."""
+    """Describe bytes in one line: an image's format and size, text, or the first bytes in hex."""
     if image_text := describe_image(data):
         return image_text
     try:

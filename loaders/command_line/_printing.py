@@ -22,7 +22,7 @@ def print_lines(*lines: str, error: bool = False) -> None:
     """Print lines to standard output, or with `error` to standard error.
 
     Characters that are not printable are escaped. All output goes through here, since names, keys
-    and texts may contain control sequences.
+    and values may contain control sequences.
     """
     for line in lines:
         print(printable(line), file=sys.stderr if error else sys.stdout)

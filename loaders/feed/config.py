@@ -85,7 +85,7 @@ class FeedConfig:
 
     @property
     def side(self) -> Mapping[str, Any]:
-        """The side tables by name: numbers as they were given, texts packed."""
+        """The side tables by name: numbers as they were given, strings packed."""
         return MappingProxyType(self._side)
 
     @property

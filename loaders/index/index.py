@@ -304,7 +304,7 @@ class Index:
         return {name: rows[0] for name, rows in values.items()}
 
     def summary(self) -> str:
-        """Return a text with the sizes of shards, fields and classes.
+        """Return a string with the sizes of shards, fields and classes.
 
         >>> from tempfile import mkdtemp
         >>> from twinfeed import pack

@@ -44,8 +44,8 @@ def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
             to_json(state, [])  # only to see whether it raises: `Checkpoints.write` converts again
         except TypeError as error:
             raise TypeError(
-                f"get_state of {name} must give numbers, texts, NumPy arrays, and lists and dicts "
-                f"of them: {error}"
+                f"get_state of {name} must give numbers, strings, NumPy arrays, and lists and "
+                f"dicts of them: {error}"
             ) from error
         states[name] = state
     return states

@@ -154,7 +154,7 @@ class ResumeCallback(keras.callbacks.Callback):
             epochs: the number of epochs of the whole run, as `epochs` of `model.fit`.
             callbacks: one, or several. They get their saved values back, such as the best value of
                 `ModelCheckpoint` and `EarlyStopping`. A callback of your own needs `get_state()`,
-                which returns a dict of numbers, texts, NumPy arrays, and lists and dicts of them,
+                which returns a dict of numbers, strings, NumPy arrays, and lists and dicts of them,
                 and `set_state(state)`. A warning names the callbacks without them.
             verbose: as of `model.fit`.
             **options: other options of `model.fit`, except those that the loader or its sampler

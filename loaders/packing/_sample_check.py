@@ -61,7 +61,7 @@ def kind_of_value(value: Any) -> str:
 
 
 def _check_value(name: str, value: Any) -> Any:
-    """Check that UTF-8 can encode a field's name and its text, and return its value to pack.
+    """Check that UTF-8 can encode a field's name and value, and return its value to pack.
 
     A bytearray or memoryview becomes bytes, and other values stay as they are.
     """
@@ -72,7 +72,7 @@ def _check_value(name: str, value: Any) -> Any:
 
 
 def _check_text(subject: str, text: str, advice: str) -> None:
-    """Raise ValueError for a text that UTF-8 cannot encode, such as the names of some files."""
+    """Raise ValueError for a string that UTF-8 cannot encode, such as the names of some files."""
     if not text.isascii():
         try:
             text.encode()

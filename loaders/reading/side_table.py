@@ -1,4 +1,4 @@
-"""Side tables: numbers and texts that are joined to the samples by their id, or by record."""
+"""Side tables: numbers and strings that are joined to the samples by their id, or by record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twinfeed.loaders.support.regular import open_regular
 from twinfeed.samplers.mapped import as_mapped
 from twinfeed.samplers.validate import unmasked
 
-# Half of a surrogate pair: UTF-8 cannot encode a text with one, and TensorFlow needs UTF-8.
+# Half of a surrogate pair: UTF-8 cannot encode a string with one, and TensorFlow needs UTF-8.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -104,7 +104,7 @@ def check_table(name: str, table: Any, /) -> Any:
     is packed into a `StringColumn`. Any of them may be wrapped in `ByRecord`.
 
     Raises:
-        TypeError: the table is anything else, or has a text that UTF-8 cannot encode.
+        TypeError: the table is anything else, or has a string that UTF-8 cannot encode.
         ValueError: a masked value.
     """
     if isinstance(table, ByRecord):
@@ -114,16 +114,16 @@ def check_table(name: str, table: Any, /) -> Any:
     dtype = getattr(table, "dtype", None)  # an array and a `SideTable` have one, a list does not
     if getattr(dtype, "kind", "O") in "biufc":  # the kinds of numbers and truth values
         return table
-    texts = np.asarray(table, dtype=object)
-    # The message shows the first value that is not a text; or the whole table, if it is not a list.
-    for row, text in enumerate(texts if texts.ndim == 1 else [texts]):
-        if not isinstance(text, str) or _SURROGATE.search(text):
+    values = np.asarray(table, dtype=object)
+    # The message shows the first value that is not a str; or the whole table, if it is not a list.
+    for row, value in enumerate(values if values.ndim == 1 else [values]):
+        if not isinstance(value, str) or _SURROGATE.search(value):
             raise TypeError(
                 f"side table {name!r} must be an array of numbers or a list of str, got a "
-                f"{type(table).__name__} whose row {row} is {reprlib.repr(text)}: "
+                f"{type(table).__name__} whose row {row} is {reprlib.repr(value)}: "
                 f"give each row a str, '' where there is no text"
             )
-    return StringColumn.of(texts)
+    return StringColumn.of(values)
 
 
 def _map_npy_file(path: str) -> npt.NDArray[Any]:

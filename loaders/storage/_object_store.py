@@ -173,7 +173,7 @@ def _check_endpoints(root: Location) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """Return whether a text is a valid URL of a web server (http or https)."""
+    """Return whether a string is a valid URL of a web server (http or https)."""
     try:
         parts = urlsplit(text)
         _ = parts.port  # raises ValueError if it is not a number up to 65535

@@ -27,11 +27,11 @@ class DiskCache:
     Args:
         folder: if it does not exist, it is created, with access only for its owner. `~` is your
             home folder. The folder may be deleted when no process uses it.
-        bytes: the maximum number of bytes in the folder, or a text such as 200G or 1.5 TiB.
+        bytes: the maximum number of bytes in the folder, or a string such as 200G or 1.5 TiB.
 
     Raises:
-        TypeError: `bytes` is neither a number nor a text.
-        ValueError: `bytes` is not positive, or is not the text of a size.
+        TypeError: `bytes` is neither a number nor a str.
+        ValueError: `bytes` is not positive, or not a size.
 
     >>> DiskCache("/mnt/ssd/twinfeed", bytes="200G").bytes
     200000000000

@@ -172,7 +172,7 @@ def parse_location(path: str | os.PathLike[str], /) -> Root:
 
 
 def is_url(text: str, /) -> bool:
-    """Return whether a text is a URL, as "scheme://…", and not a local path."""
+    """Return whether a string is a URL, as "scheme://…", and not a local path."""
     return _URL.fullmatch(text) is not None
 
 

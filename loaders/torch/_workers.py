@@ -54,7 +54,7 @@ _EXIT_TIMEOUT = 2.0
 
 
 class _WorkerError(NamedTuple):
-    """An error that a worker sends in place of a batch, with its traceback as a text."""
+    """An error that a worker sends in place of a batch, with its traceback as a string."""
 
     error: Exception
     traceback: str

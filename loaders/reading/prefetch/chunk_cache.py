@@ -217,11 +217,10 @@ class ChunkCache:
 
 
 def _identify_shards(index: Index) -> list[str]:
-    """Return for each shard a text that changes if its content does, to name its cache entries.
+    """Return for each shard a string that changes if its content does, to name its cache entries.
 
-    It has the URL of the shard, its size, the checksum of its record headers, and its ETag. For
-    loose files, which may be too many for a text of each, there is a single text: the root and the
-    fingerprint of the index.
+    It has the URL of the shard, its size, the checksum of its record headers, and its ETag. All
+    loose files, which may be many, share one string: the root and the fingerprint of the index.
     """
     if index.container == "files":
         return [f"{index.root} {index.fingerprint}"]
