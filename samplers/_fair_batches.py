@@ -17,7 +17,7 @@ from twinfeed.samplers.drawing.int_arrays import groups_and_indices
 from twinfeed.samplers.drawing.interleave import Interleave
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.mapped import slices
-from twinfeed.samplers.types import Array, Int64s
+from twinfeed.samplers.types import Array, Int64s, Integers
 
 _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
 _SUBSETS_AT_ONCE = 8  # subsets of records of a class that are computed to replace a record
@@ -185,7 +185,7 @@ class _PhaseSchedule:
         first_subset = np.zeros_like(sizes)
         for step, classes, remaining in exclusions:
             counts_before_step = self._count_batches(max(self._phase.start, step))
-            num_batches = (counts_before_step - self._counts_before_phase)[classes]
+            num_batches = counts_before_step[classes] - self._counts_before_phase[classes]
             # The number of subsets of these records before the step: 0 if the first of them comes
             # after the step.
             num_subsets = (num_batches - first_subset[classes]).clip(min=0)
@@ -235,8 +235,8 @@ class _PhaseSchedule:
         num_earlier = position // self._num_classes[super_class][:, None]
         return classes, num_earlier
 
-    def _count_batches(self, step: int) -> Int64s:
-        """Return in how many batches before a global step each class is, int64[classes].
+    def _count_batches(self, step: int) -> Integers:
+        """Return in how many batches before a global step each class is, integers[classes].
 
         Batches are counted from the last change of P on. The P classes of a batch are of one
         super-class (a group of classes). The batches of a super-class have all of its classes once
@@ -248,11 +248,17 @@ class _PhaseSchedule:
         2 4, 1 2 and 0 3. The incomplete traversal is 2 0 3, and starts within batch 2.
         """
         if step == self._phase.p_start:  # no batches, as for most samplers
-            return np.zeros(len(self._classes), np.int64)
+            return np.zeros(len(self._classes), np.int8)
         p, num_classes = self._phase.p, self._num_classes
         num_batches = self._super_class_order.num_before(step - self._phase.p_start)  # [4]
         num_complete = num_batches * p // num_classes  # traversals: 4 * 2 // 5 = [1]
-        counts: Int64s = num_complete[self._super_class_of_classes()]  # [1, 1, 1, 1, 1]
+        # There may be millions of classes: so take the smallest type that has this number plus 1.
+        small_int = np.min_scalar_type(-2 - int(num_complete.max()))
+        counts = np.full(len(self._classes), num_complete[0], small_int)  # [1, 1, 1, 1, 1]
+        if self._super_classes is not None:
+            # In this `ClassOrder`, super-classes take the place of classes, and classes that of
+            # records.
+            counts[:] = num_complete[self._super_classes._class_of_records(len(counts))]
         first_batch = num_complete * num_classes // p  # of the incomplete one: 1 * 5 // 2 = [2]
         # The super-class and the index of each batch from there on: [0, 0] and [2, 3].
         super_class, offset = groups_and_indices(num_batches - first_batch)
@@ -264,14 +270,6 @@ class _PhaseSchedule:
             is_incomplete = num_earlier == num_complete[super_class[chunk], None]
             counts[classes[is_incomplete]] += 1  # [2, 1, 2, 2, 1]
         return counts
-
-    def _super_class_of_classes(self) -> Int64s:
-        """Return the super-class of each class: 0 for all if there are no super-classes."""
-        num_classes = len(self._classes)
-        if self._super_classes is None:
-            return np.zeros(num_classes, np.int64)
-        # In this `ClassOrder`, super-classes take the place of classes, and classes of records.
-        return self._super_classes._class_of_records(num_classes)
 
     def records(self, classes: Int64s, subset_index: Int64s) -> Int64s:
         """Return the ids of K records of each class, int64[*classes.shape, K].

@@ -132,7 +132,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
             (of_labels(small="drop"), "small='drop' of PKBatchSampler"),
             (of_labels(min_class_size=2), "min_class_size=2 of PKBatchSampler"),
             (of_labels(records=range(50)), "records= of PKBatchSampler"),
-            (of_labels().shard(0, 3), "3 ranks of PKBatchSampler"),
+            (of_labels().shard(0, 3), "3 ranks of rank 0 of 3 of PKBatchS"),
             (
                 of_order(ShardShuffleSampler([40, 20], block=8, window=64, seed=0)),
                 "a shuffle by blocks of BatchSampler(ShardShuffleSampler",
