@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -76,6 +76,25 @@ def distinct_chunks(values: Int64s, size: int) -> Iterator[tuple[Int64s, Int64s,
     for chunk in slices(len(distinct), size):
         start, stop = np.searchsorted(row, [chunk.start, chunk.stop])
         yield distinct[chunk], order[start:stop], row[start:stop] - chunk.start
+
+
+def computed_entries(
+    rows: Int64s, columns: Int64s, compute_rows: Callable[[Int64s], Array], max_rows: int
+) -> Int64s:
+    """Return the entries `table[rows[i], columns[i]]` of a table that is too large for memory.
+
+    `compute_rows` returns any rows of the table. It is called with at most `max_rows` distinct row
+    numbers at a time.
+
+    >>> def multiplication_table(rows):
+    ...     return rows[:, None] * np.arange(10)
+    >>> computed_entries(np.array([5, 6, 5]), np.array([0, 1, 2]), multiplication_table, 1).tolist()
+    [0, 6, 10]
+    """
+    entries = np.empty(rows.shape, np.int64)
+    for chunk, i, row_in_chunk in distinct_chunks(rows, max_rows):
+        entries[i] = compute_rows(chunk)[row_in_chunk, columns[i]]
+    return entries
 
 
 def new_entries_first(is_new: Bools, num_new: int | Int64s) -> Int64s:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import distinct_chunks
+from twinfeed.samplers.drawing.int_arrays import computed_entries, distinct_chunks
 from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s
 
@@ -58,14 +58,14 @@ class PrefixSums:
         self._counts = counts
         self._row_size = max(1, -(-len(counts) // max_entries))
         self._max_rows = max(1, _CHUNK // self._row_size)  # rows that are summed at once
-        self._table: FifoCache[Int64s] = FifoCache(1)  # `_complete_table`, which is not pickled
+        self._cache: FifoCache[Int64s] = FifoCache(1)  # of the table, which is not pickled
 
     def _complete_table(self) -> Int64s:
-        """Return the sum of all counts before each row, and of all counts: int64[rows + 1].
+        """Return the table: the sum of all counts before each row, and of all: int64[rows + 1].
 
-        A row is `_row_size` consecutive counts; the last may have fewer.
+        It is computed when it is first used, and then cached.
         """
-        return self._table.get(None, self._compute_table)
+        return self._cache.get("table", self._compute_table)
 
     def _compute_table(self) -> Int64s:
         """Compute the table. Counts 2 0 3 1 in rows of 2 have the row sums 2 4, so it is 0 2 6."""
@@ -87,17 +87,13 @@ class PrefixSums:
         """Return `counts[:i].sum()` for each index i, int64[n].
 
         With counts 2 0 3 1, the sums for i = 0 1 2 3 are 0 2 2 5. Very many counts are divided into
-        rows of `_row_size` counts: 2 0 and 3 1. A table has the sum before each row, 0 and 2, and
-        the counts within a row are summed here. The comments have the values for i = 3 1.
+        rows of `_row_size` counts: 2 0 and 3 1. A table has the sum before each row, and the sums
+        within a row are computed here.
         """
-        row, column = np.divmod(index, self._row_size)  # [1, 0] and [1, 1]
-        sums: Int64s = self._complete_table()[row]  # before the row: [2, 0]
-        if self._row_size == 1:
-            return sums
-        # A few distinct rows at a time, to bound memory: `index[i]` are in the rows `rows[k]`.
-        for rows, i, k in distinct_chunks(row, self._max_rows):
-            sums[i] = self._sums_in_rows(rows)[k, column[i]]  # [5, 2]
-        return sums
+        if self._row_size == 1:  # a row is a count
+            return self._complete_table()[index]
+        row, column = np.divmod(index, self._row_size)
+        return computed_entries(row, column, self._sums_in_rows, self._max_rows)
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the bin that contains each position, and the first position in it, int64[n] each.
