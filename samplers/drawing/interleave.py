@@ -8,6 +8,10 @@ a random permutation in which stream i comes `weights[i]` times. With weights 2 
     indices  0 0 1 | 2 1 3 | 4 2 5 | ...
 
 The *index* is that of the element in its stream: the number of earlier positions with this stream.
+
+The elements of a period are numbered stream by stream: here elements 0 and 1 are of stream 0, and
+element 2 is of stream 1. A period is an array of these numbers, such as 0 2 1 for the streams
+0 1 0.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import distinct_chunks, groups_and_indices
+from twinfeed.samplers.drawing.int_arrays import computed_entries, groups_and_indices
 from twinfeed.samplers.drawing.permutation import MAX_TABLE_SIZE, permute, random_permutations
 from twinfeed.samplers.drawing.random_words import random_words
 from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
@@ -37,12 +41,12 @@ class Interleave:
     def __init__(self, weights: Int64s, key: int, *, reshuffle: bool = False) -> None:
         self._weights, self._key, self._reshuffle = weights, key, reshuffle
         self._period_size = int(weights.sum())
-        # A period before it is shuffled: the stream of each element, and the element's index in
-        # the stream. With weights 2 and 1 these are 0 0 1 and 0 1 0.
+        # Of each element of a period: its stream, and its index in the stream within the period.
+        # With weights 2 and 1 these are 0 0 1 and 0 1 0. Periods may be long: use small integers.
         streams, indices = groups_and_indices(weights)
-        self._sorted_streams = streams.astype(np.min_scalar_type(len(weights)))
-        self._sorted_indices = indices.astype(np.min_scalar_type(int(weights.max())))
-        self._cache: FifoCache[tuple[Unsigned, Unsigned]] = FifoCache(4)
+        self._streams = streams.astype(np.min_scalar_type(len(weights)))
+        self._indices = indices.astype(np.min_scalar_type(int(weights.max())))
+        self._cache: FifoCache[Unsigned] = FifoCache(4)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the tables, which are computed again."""
@@ -53,24 +57,19 @@ class Interleave:
 
         The index is the number of earlier positions with the same stream. The sequence is made of
         periods, in which each stream comes as often as its weight says. The comments have the
-        values for streams of weights 2 and 1, which are interleaved as 0 1 0, 0 1 0 and so on, and
-        for the positions 3 and 4: these are element 2 of stream 0, and element 1 of stream 1.
+        values for weights 2 and 1, the sequence of streams 0 1 0, 0 1 0, and the positions 3 and 4.
         """
         if len(self._weights) == 1:  # each position is the next element of the only stream
             return np.zeros_like(positions), positions.copy()
         period, offset = np.divmod(positions, self._period_size)  # [1, 1], [0, 1]
         # Without reshuffling all periods are the same permutation: look all up in period 0.
-        lookup_period = period if self._reshuffle else np.zeros_like(period)  # [0, 0]
-        stream, index_in_period = np.empty_like(positions), np.empty_like(positions)
-        max_periods = max(1, _BUFFER // self._period_size)
-        # A few distinct periods at a time, to bound memory: `positions[i]` are looked up in the
-        # periods `periods[row]`, here [0], [0, 1] and [0, 0].
-        for periods, i, row in distinct_chunks(lookup_period, max_periods):
-            streams, indices = self._periods(periods)  # [[0, 1, 0]] and [[0, 0, 1]]
-            stream[i] = streams[row, offset[i]]  # [0, 1]
-            index_in_period[i] = indices[row, offset[i]]  # [0, 0]
+        lookup_period = period if self._reshuffle else np.zeros_like(period)
+        max_periods = max(1, _BUFFER // self._period_size)  # at a time, to bound memory
+        # Elements of a period are numbered stream by stream: 0 and 1 of stream 0, 2 of stream 1.
+        element = computed_entries(lookup_period, offset, self._periods, max_periods)  # [0, 2]
+        stream = self._streams[element].astype(np.int64)  # [0, 1]
         # Add the elements of the same stream in earlier periods: 1 * [2, 1].
-        return stream, period * self._weights[stream] + index_in_period
+        return stream, period * self._weights[stream] + self._indices[element]  # [2, 1]
 
     def num_before(self, position: int) -> Int64s:
         """Return how often each stream comes before this position, int64[streams].
@@ -81,8 +80,8 @@ class Interleave:
         period, offset = divmod(position, self._period_size)
         counts = period * self._weights
         if offset:
-            streams, _ = self._periods(np.array([period]))
-            counts = counts + np.bincount(streams[0, :offset], minlength=len(counts))
+            streams = self._streams[self._periods(np.array([period]))[0, :offset]]
+            counts = counts + np.bincount(streams, minlength=len(counts))
         return counts
 
     def position_of(self, stream: int, index: int) -> int:
@@ -92,16 +91,15 @@ class Interleave:
         of the sequence has as many elements of a stream as its weight says.
         """
         period, offset = divmod(index, int(self._weights[stream]))
-        streams, _ = self._periods(np.array([period]))
-        return period * self._period_size + int(np.flatnonzero(streams[0] == stream)[offset])
+        streams = self._streams[self._periods(np.array([period]))[0]]
+        return period * self._period_size + int(np.flatnonzero(streams == stream)[offset])
 
-    def _periods(self, periods: Int64s) -> tuple[Unsigned, Unsigned]:
-        """Return the stream at each position of these periods, and the index of each element.
+    def _periods(self, periods: Int64s) -> Unsigned:
+        """Return the element at each position of these periods, with a row for each period.
 
-        A period is a permutation of stream numbers in which stream i comes `weights[i]` times. The
-        index of an element is the number of earlier positions of the period with the same stream: a
-        period 0 1 0 has the indices 0 0 1. Both arrays have a row for each period. With
-        `_reshuffle` each period is another permutation; otherwise all periods are the same one.
+        The elements of a period are numbered stream by stream: with weights 2 and 1, elements 0 and
+        1 are of stream 0, and element 2 is of stream 1. With `_reshuffle` each period is another
+        permutation of the elements; otherwise all periods are the same one.
         """
         keys = np.full(len(periods), self._key, np.uint64)  # the key of each period
         if self._reshuffle:
@@ -111,23 +109,23 @@ class Interleave:
         # A long period is cached, since the next batches need it again.
         return self._cache.get(int(keys[0]), lambda: self._shuffled_periods(keys))
 
-    def _shuffled_periods(self, keys: UInt64s) -> tuple[Unsigned, Unsigned]:
-        """Return a random period for each key, and the index of each of its elements in its stream.
+    def _shuffled_periods(self, keys: UInt64s) -> Unsigned:
+        """Return a random period for each key, with a row for each.
 
-        A period is a permutation of stream numbers in which stream i comes `weights[i]` times: with
-        weights 2 and 1, it may be 0 1 0, and the indices are 0 0 1. Both arrays have a row for each
-        key.
+        A period is a permutation of its elements in which the elements of each stream ascend. With
+        weights 2 and 1, elements 0 and 1 are of stream 0, and element 2 is of stream 1: so 2 0 1 is
+        a period, and 2 1 0 is not. The comments have the values for the period 2 0 1.
         """
         size = self._period_size
-        # Shuffle the streams 0 0 1 by each key.
         if size <= MAX_TABLE_SIZE:
-            streams = self._sorted_streams[random_permutations(keys, size)]
+            shuffled = random_permutations(keys, size)
         else:
-            orders = (permute(size, key, np.arange(size)) for key in keys.tolist())
-            streams = np.stack([self._sorted_streams[order] for order in orders])
-        # The positions of stream 0, then of stream 1, ascending: [0, 2, 1] of the streams 0 1 0.
-        positions = np.argsort(streams, axis=1, kind="stable")
-        # These are elements 0 and 1 of stream 0, and element 0 of stream 1.
-        indices = np.empty(streams.shape, self._sorted_indices.dtype)
-        np.put_along_axis(indices, positions, self._sorted_indices, axis=1)  # [0, 0, 1]
-        return streams, indices
+            shuffled = np.stack([permute(size, key, np.arange(size)) for key in keys.tolist()])
+        streams = self._streams[shuffled]  # the elements 2 1 0 have the streams [1, 0, 0]
+        # The positions of stream 0, ascending, then those of stream 1.
+        positions = np.argsort(streams, axis=1, kind="stable")  # [1, 2, 0]
+        # The elements have this order, too: element 0 comes at position 1, element 1 at position 2.
+        elements: Unsigned = np.arange(size, dtype=np.min_scalar_type(size))
+        periods = np.empty((len(keys), size), elements.dtype)
+        np.put_along_axis(periods, positions, elements, axis=1)  # [2, 0, 1]
+        return periods
