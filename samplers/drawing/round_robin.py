@@ -15,13 +15,14 @@ rows.
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import distinct_chunks
+from twinfeed.samplers.drawing.int_arrays import computed_entries
 from twinfeed.samplers.drawing.random_words import random_words
 from twinfeed.samplers.types import Int64s, UInt64s
 
@@ -118,6 +119,8 @@ class ShuffledRoundRobin:
         self._segment_starts, self._lengths = bounds[:-1], np.diff(bounds)
         self._first_rounds, self._key = first_rounds, key
         self._rounds = Rounds(self._lengths)
+        # The rounds whose orders are computed at once, to bound memory.
+        self._max_rounds = max(1, _MAX_SORTED // len(self._lengths))
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
     def indices_at(self, positions: Int64s) -> Int64s:
@@ -137,32 +140,22 @@ class ShuffledRoundRobin:
         """
         # The round of each position, [0, 0, 1, 1, 2], and the index in it, [0, 1, 0, 1, 0].
         round_, index_in_round = self._rounds.locate(positions)
-        segment = self._segment_at(round_, index_in_round)  # [1, 0, 0, 1, 0]
+        # The segments, [1, 0, 0, 1, 0], are entries of the orders in which rounds read segments.
+        segment = computed_entries(round_, index_in_round, self._orders, self._max_rounds)
         rounds_since_first = round_ - self._first_rounds[segment]  # [0, -1, 0, 1, 1]
-        # Cyclically: of 3 indices, -1 is offset 2.
+        # Cyclically: -1 is offset 2 of the 3 indices of segment 0.
         offset_in_segment = rounds_since_first % self._lengths[segment]  # [0, 2, 0, 1, 1]
         return self._segment_starts[segment] + offset_in_segment  # [3, 2, 0, 4, 1]
 
-    def _segment_at(self, round_: Int64s, index_in_round: Int64s) -> Int64s:
-        """Return the segment at index `index_in_round[i]` of round `round_[i]`, int64[n].
-
-        A round reads all segments in a random order of its own. If round 5 reads the segments in
-        the order 2 0 1, and round 6 in the order 0 2 1, the segments at the indices [0, 1, 2] of
-        the rounds [5, 6, 5] are [2, 2, 1]. The comments have the values of this example.
-        """
-        segment = np.empty(round_.shape, np.int64)
-        max_rounds = max(1, _MAX_SORTED // len(self._lengths))  # at a time, to bound memory
-        # A few distinct rounds at a time: `segment[i]` are in the rounds `rounds[row]`, here
-        # [5, 6], [0, 2, 1] and [0, 0, 1].
-        for rounds, i, row in distinct_chunks(round_, max_rounds):
-            # A row for each of the rounds, [[2, 0, 1], [0, 2, 1]]. It is cached, since the next
-            # batch often has the same round, if there are many segments.
-            orders = self._cache.get(rounds.tobytes(), partial(self._orders, rounds))
-            segment[i] = orders[row, index_in_round[i]]
-        return segment
-
     def _orders(self, rounds: Int64s) -> NDArray[np.int32]:
         """Return the random order in which each round reads the segments: int32[rounds, W].
+
+        It is cached: if there are many segments, the next batch often has the same round.
+        """
+        return self._cache.get(rounds.tobytes(), partial(self._compute_orders, rounds))
+
+    def _compute_orders(self, rounds: Int64s) -> NDArray[np.int32]:
+        """Compute the random order in which each round reads the segments: int32[rounds, W].
 
         Segments that have no entry left in the round come last. The order is the argsort of random
         words. A plain sort is faster: so the lower bits of each word are replaced by the number of
@@ -197,27 +190,42 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     all segments came to their next block at the same time, the order would be less random.
 
     For example, 512 records are 32 blocks of 16 records. If each of 16 segments had 2 blocks, all
-    would start at offset 0. So the length of a segment is that of 33 blocks in 16 segments: 33
-    records. The segments start at 0, 33, 66, ..., 495, which are the offsets 0, 1, 2, ..., 15. Only
-    the last segment is shorter: it stops at 512, after 17 records.
+    would start at offset 0. So the segments are as long as if there were 33 blocks: 33 records.
+    They start at 0, 33, 66, ..., 495, which are the offsets 0, 1, 2, ..., 15. Only the last segment
+    is shorter: it stops at 512, after 17 records.
 
     Returns:
         Where each segment starts, and where the last stops: int64[count + 1].
     """
-    # Segment i starts after i * num_blocks / count blocks. If these two numbers have no common
-    # divisor, no two segments start after the same fraction of a block.
     num_blocks = -(-size // block)  # 32
-    while gcd(num_blocks, count) > 1:
-        num_blocks += 1  # 33
-    padded_size = num_blocks * block  # 528
-    num_missing = padded_size - size  # the records that the last segment lacks: 16 of 33
+    # Segment i starts after i * 33 / 16 blocks. As 33 and 16 have no common divisor, the fractions
+    # of a block in these numbers are different for all segments.
+    padded_size = _next_coprime(num_blocks, count) * block  # 33 * 16
     # After the last segment has ended, records of one segment fewer are mixed. With few segments,
     # or for long, that would make the order less random: then divide the records equally.
+    num_missing = padded_size - size  # the records that the last segment lacks: 16 of 33
     if count < _MIN_SEGMENTS_FOR_SHORT_ONE or num_missing > size // count // 2:
-        padded_size = size
-    # The bounds are number * padded_size // count. This product might overflow int64, so the
-    # division comes first.
-    length, remainder = divmod(padded_size, count)  # 33, 0
-    number = np.arange(count + 1)
-    bounds: Int64s = np.minimum(number * length + number * remainder // count, size)
-    return bounds
+        return _rounded_bounds(size, count)
+    return np.minimum(_rounded_bounds(padded_size, count), size)
+
+
+def _next_coprime(number: int, modulus: int) -> int:
+    """Return the first number, from `number` on, that has no common divisor with `modulus`.
+
+    >>> _next_coprime(32, 16)
+    33
+    """
+    return next(candidate for candidate in count(number) if gcd(candidate, modulus) == 1)
+
+
+def _rounded_bounds(size: int, count: int) -> Int64s:
+    """Return `i * size // count` for each i from 0 to `count`: the bounds of equal segments.
+
+    This product might overflow int64, so the division comes first.
+
+    >>> _rounded_bounds(10, 4).tolist()
+    [0, 2, 5, 7, 10]
+    """
+    length, remainder = divmod(size, count)
+    i = np.arange(count + 1)
+    return i * length + i * remainder // count
