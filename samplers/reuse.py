@@ -107,41 +107,42 @@ class ReuseSampler(Sampler):
         return np.asarray(ids, dtype=np.int64) % self._reuse
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the sample ids `record * reuse + use` at these positions, int64[positions].
+        """Return the sample id at each of these positions, `record * reuse + use`, int64[n].
 
         The uses of all records are one sequence: the records in random order, each `reuse` times in
-        a row. So that the uses of a record are in different batches, the sequence is divided into
-        segments, and each round takes the next use of every segment (round-robin). If the records
-        in random order are a b c d, each is used 3 times, and there are 2 segments::
-
-            round       0   1   2   3   4   5
-            segment 0   a0  a1  a2  b0  b1  b2
-            segment 1   d2  c0  c1  c2  d0  d1
-
-        Segment 1 starts with c0, which is read in round 1, and its end d2 in round 0. So a0 and c0,
-        at which records are decoded, are in different rounds.
+        a row. With 3 uses, index 4 of the sequence is use 1 of the second record. `_round_robin`
+        says in which order the sequence is read, so that the uses of a record are in different
+        batches.
         """
         epoch_key = derive(self._key, epoch)
-        segments_key, records_key = derive(epoch_key, 0), derive(epoch_key, 1)
-        round_robin = self._cache.get(
-            epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=segments_key)
+        index = self._round_robin(epoch, derive(epoch_key, 0)).indices_at(positions)
+        number, use = np.divmod(index, self._reuse)  # of the record in random order, and of its use
+        record = permute(self.num_records, derive(epoch_key, 1), number)
+        return record * self._reuse + use
+
+    def _round_robin(self, epoch: int, key: int) -> ShuffledRoundRobin:
+        """Return the order in which an epoch reads the sequence of all uses, record after record.
+
+        The sequence is divided into segments, and each round reads the next use of every segment,
+        in a random order by `key`. `_first_rounds` says in which round the start of each segment is
+        read; the rounds before read the end of the segment.
+        """
+        return self._cache.get(
+            epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=key)
         )
-        index = round_robin.indices_at(positions)  # into the sequence: a0 has 0, a1 has 1, b0 has 3
-        number, use = np.divmod(index, self._reuse)  # b0 is use 0 of record number 1
-        return permute(self.num_records, records_key, number) * self._reuse + use
 
 
 def _staggered_first_rounds(bounds: Int64s, reuse: int) -> Int64s:
     """Return the round that reads the start of each segment, to decode few records at once.
 
-    Each record is used `reuse` times. The uses of all records are one sequence, record after
-    record, and `bounds` divide it into segments. Each round reads the next use of every segment. A
-    record is decoded at its first use. If all segments started in round 0, some rounds would decode
-    many records, and the others none.
+    The uses of all records are one sequence, record after record, `reuse` uses each. `bounds`
+    divide it into segments, and each round reads the next use of every segment. A record is decoded
+    at its first use. If all segments started in round 0, some rounds would decode many records, and
+    the others none.
 
-    So segments start in different rounds. Each is read cyclically: the rounds before its start read
-    its end. Here 4 records are used 3 times each. The bounds are [0, 6, 12], and the result is
-    [0, 1], so that no round has two first uses::
+    So segments start in different rounds, and the rounds before read the end of the segment. Here 4
+    records are used 3 times each. The bounds are [0, 6, 12], and the result is [0, 1], so that no
+    round has two first uses::
 
         round       0   1   2   3   4   5
         segment 0   a0  a1  a2  b0  b1  b2
