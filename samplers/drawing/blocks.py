@@ -143,10 +143,9 @@ class BlockOrder:
             self._sums = _ShortBlockTable(blocks, key)
 
     def prepare(self, fraction: float) -> None:
-        """Compute a fraction of the table of block sizes, if there are very many shards.
+        """If there are very many shards, compute a fraction of the table of block sizes.
 
-        Then the whole table takes long, so it is computed in advance, by many calls. Otherwise
-        nothing is done here.
+        The whole table then takes long, so it is computed in advance, by many calls.
         """
         if isinstance(self._sums, _BlockSizeSums):  # very many shards
             self._sums.prepare(fraction)
@@ -228,20 +227,19 @@ class _BlockSizeSums(PrefixSums):
     def __init__(self, sizes: ComputedCounts, blocks: Blocks, key: int) -> None:
         super().__init__(sizes, _MAX_ENTRIES)
         self._blocks, self._key = blocks, key
-        # The number of shards whose short blocks are counted, and the result of `_count_missing`
-        # for these shards.
+        # How many shards were examined, and how many records their short blocks lack in each row.
         num_rows = -(-len(sizes) // self._row_size)
         self._progress = 0, np.zeros(num_rows, np.int64)
 
     def prepare(self, fraction: float) -> None:
-        """Examine the first `fraction` of the shards, and a quarter more, if that is not done yet.
+        """Find the short blocks of the first shards, a `fraction` of all shards or more.
 
-        All shards must be examined before the table can be computed. This is done by many calls,
-        with a fraction that grows from 0 to 1, so that none takes long. It is complete at a
-        fraction of 0.8 already, before the table is needed.
+        `_compute_table` needs the short blocks of all shards, which takes long. So this is called
+        many times before, with a fraction that grows from 0 to 1, and each call goes on where the
+        last one stopped. At 0.8 all shards are done, so that the table is ready in time.
         """
         num_shards = self._blocks.num_shards
-        self._count_missing(min(num_shards, int(num_shards * fraction * _HEAD_START)))
+        self._missing_in_rows(min(num_shards, int(num_shards * fraction * _HEAD_START)))
 
     def _compute_table(self) -> Int64s:
         """Return the number of records before each row of blocks, and of all: int64[rows + 1].
@@ -250,20 +248,19 @@ class _BlockSizeSums(PrefixSums):
         have the values for blocks of 4 4 1 4 4 records in rows of two blocks. The third block is
         the short last block of a shard, and lacks 3 of 4 records.
         """
-        num_missing = self._count_missing(self._blocks.num_shards)  # in each row: [0, 3, 0]
+        num_missing = self._missing_in_rows(self._blocks.num_shards)  # [0, 3, 0]
         missing_before = np.append(0, np.cumsum(num_missing))  # [0, 0, 3, 3]
         blocks_before = np.append(np.arange(len(num_missing)) * self._row_size, len(self._counts))
         # If all blocks were full, these sums would be blocks_before * 4 = [0, 8, 16, 20].
         table: Int64s = blocks_before * self._blocks.block - missing_before
         return table  # [0, 8, 13, 17]
 
-    def _count_missing(self, stop: int) -> Int64s:
-        """Return how many records are missing in each row of blocks, int64[rows].
+    def _missing_in_rows(self, stop: int) -> Int64s:
+        """Return how many records the short blocks of the first `stop` shards lack, int64[rows].
 
-        Shards are divided into blocks of equal size, but records may be missing in the last block
-        of a shard. All blocks are in a random order, and a row is `_row_size` consecutive blocks.
-        Only the blocks of the first `stop` shards are counted, or of more shards if an earlier call
-        has counted them.
+        Shards are divided into blocks of equal size, but the last block of a shard may be short.
+        All blocks are in a random order, and a row is `_row_size` consecutive blocks. The short
+        blocks that an earlier call has found are not searched again.
         """
         first, num_missing = self._progress
         for start in range(first, stop, _CHUNK):
