@@ -83,28 +83,30 @@ class SubsetSampler(InnerSampler):
         """Return for each record a range of records that are read around the same time: its span.
 
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`. The inner sampler draws indices of a table, which has the sorted record ids
-        of the subset, and reads the indices of a block around the same time::
+        `stop[i] - 1`. Both are int64[n].
 
-            index of the table    0  1  2    3   4
-            block                 0 to 2     3 to 4
-            record                2  3  5    40  90
-            span                  2 to 5     only the record
-
-        A block becomes a span if at least half of the records from its first to its last are in the
-        subset: 3 of the 4 records 2 to 5 are, but only 2 of the 51 records 40 to 90. The comments
-        have the values for the records 3 and 40.
+        The inner sampler reads the records of the subset in blocks. A block becomes a span if at
+        least half of the records from its first to its last are in the subset: the block 2 3 5
+        does, with 3 of the 4 records 2 to 5. Otherwise the span is the record alone: the block
+        40 90 has only 2 of 51 records.
         """
         if not self.traits.reads_blocks:
             return super().spans(records)  # each record by itself
-        # The index of each record in the table. (searchsorted copies a table of another dtype.)
-        index = np.searchsorted(self._table, records.astype(self._table.dtype))  # [1, 3]
-        block_start, block_stop = self._inner_sampler.spans(index, epoch)  # [0, 3] to [3, 5]
-        # The first and the last record of the block.
-        first, last = self._lookup(block_start), self._lookup(block_stop - 1)  # [2, 40], [5, 90]
-        num_in_subset = block_stop - block_start  # [3, 2]
-        is_dense = last - first + 1 <= 2 * num_in_subset  # [4, 51] <= [6, 4]: [True, False]
+        first, last, num_in_subset = self._blocks_of(records, epoch)
+        is_dense = last - first + 1 <= 2 * num_in_subset
         return np.where(is_dense, first, records), np.where(is_dense, last, records) + 1
+
+    def _blocks_of(self, records: Int64s, epoch: int | None) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the first and the last record of the block of each record, and the block's size.
+
+        A block of the inner sampler is a range of indices of the table of record ids. In the table
+        2 3 5 40 90, the records at the indices 0 to 2 are a block. For record 3 of this block, the
+        result is 2, 5 and 3.
+        """
+        # The index of each record in the table. (searchsorted copies a table of another dtype.)
+        index = np.searchsorted(self._table, records.astype(self._table.dtype))
+        start, stop = self._inner_sampler.spans(index, epoch)
+        return self._lookup(start), self._lookup(stop - 1), stop - start
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return self._lookup(checked_draw(self._inner_sampler, epoch, positions))
@@ -313,17 +315,24 @@ def _ids_or_key_hashes(records: SupportsIndex | Sized) -> Int64s | UInt64s:
     """
     if not isinstance(records, (SupportsIndex, Sized)):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
-    items: Any = records
-    is_list = validate.is_list(items) and not isinstance(items, str)
-    first = next(iter(items), None) if is_list else None
-    # A list whose first item is a str has keys. A list of samples (dicts, tuples, arrays) is a
-    # dataset. Only the number of its records is used, and of any argument that is not a list.
-    if not is_list or isinstance(first, (Mapping, tuple, list, np.ndarray)):
-        # `record_count` returns this number. `subset` is advice for its error message.
-        return np.arange(validate.record_count("records", records, subset="SubsetSampler(ids, …)"))
-    keys = items.tolist() if isinstance(items, np.ndarray) else list(items)
-    check_types("records", "their number, or a sequence of keys (str)", keys, str)
-    return _hashed(keys)
+    if _is_list_of_keys(records):
+        items: Any = records
+        keys = items.tolist() if isinstance(items, np.ndarray) else list(items)
+        check_types("records", "their number, or a sequence of keys (str)", keys, str)
+        return _hashed(keys)
+    # The number, or the length of the dataset. `subset` is advice for the error message.
+    return np.arange(validate.record_count("records", records, subset="SubsetSampler(ids, …)"))
+
+
+def _is_list_of_keys(records: Any) -> bool:
+    """Return whether this is a list, and not one of samples, which is a dataset.
+
+    The items of a list of keys should be strings, which is not checked here. Samples are dicts,
+    tuples or arrays.
+    """
+    if isinstance(records, str) or not validate.is_list(records):
+        return False
+    return not isinstance(next(iter(records), None), (Mapping, tuple, list, np.ndarray))
 
 
 def _hashed(keys: Sequence[str]) -> UInt64s:
