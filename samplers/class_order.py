@@ -161,9 +161,12 @@ class ClassOrder:
         have all ids from 0 to n - 1, so that each of the `records` has a class.
         """
         class_of = self._class_of_records(len(self.records))
-        # The records of `subset` are indices into `records`: replace them with the ids there.
-        subset = ClassOrder(class_of[records])
-        return self._unchecked(self.digest, records[subset.records], subset.starts, subset.sizes)
+        # This sorts the indices 0, 1, 2, ... of `records` by class: replace them by the records.
+        return ClassOrder(class_of[records])._with_ids(records, self.digest)
+
+    def _with_ids(self, ids: Int64s, digest: str) -> ClassOrder:
+        """Return this class order with `ids[i]` in place of each record i, and with this digest."""
+        return self._unchecked(digest, ids[self.records], self.starts, self.sizes)
 
 
 def super_class_order(
@@ -172,18 +175,25 @@ def super_class_order(
     """Return the first `num_classes` classes sorted by super-class; None without super-labels.
 
     A super-class is a set of classes: those whose records have the same super-label, such as
-    "animal" for "cat" and "dog". `super_labels` has the super-label of each record. All records of
-    a class must have the same super-label.
+    "animal" for "cat" and "dog". `super_labels` has the super-label of each record.
 
-    The result is a class order with super-classes in place of classes, and classes in place of
-    records: if classes 0 and 2 are animals and class 1 is a plant, its "records" are 0 2 1.
+    A `ClassOrder` sorts items by their labels. Here the items are not records, but classes: if the
+    classes 0 and 2 are animals and class 1 is a plant, `records` of the result is 0 2 1.
     """
     if super_labels is None:
         return None
+    return ClassOrder(_labels_of_classes(order, super_labels, num_records)[:num_classes])
+
+
+def _labels_of_classes(order: ClassOrder, super_labels: ArrayLike, num_records: int) -> Int64s:
+    """Return the super-label of each class, as an integer.
+
+    `super_labels` has one for each record. Raise ValueError if they differ within a class.
+    """
     by_record = _small_integers(as_labels(super_labels, name="super_labels"))
     if len(by_record) != num_records:
         raise ValueError(f"super_labels must have {num_records} entries, got {len(by_record)}")
-    # The super-class of a class is that of its first record. Compare all of its other records.
+    # The super-label of a class is that of its first record. Compare those of all its records.
     first_record = order.records[order.starts]
     by_class: Int64s = by_record[first_record]
     class_index, record = order.class_record_pairs()
@@ -194,7 +204,7 @@ def super_class_order(
             f"super_labels must be equal for all records of a class, but records {record_1} and "
             f"{record_2} have the same label and different super-labels"
         )
-    return ClassOrder(by_class[:num_classes])
+    return by_class
 
 
 def by_size(sizes: Int64s, first: Integers) -> Int64s:

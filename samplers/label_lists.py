@@ -59,17 +59,15 @@ def class_order_of_lists(
         record             0  0  1        record            0  1  0
     """
     record_of_pair, _ = groups_and_indices(counts)  # [0, 0, 1]
-    pair_order = ClassOrder(labels)  # its "records" are the pairs
-    # States save this digest of all data. They save `record_ids` by themselves.
-    data_digest = f"{pair_order.digest} of {digest(record_of_pair)}"
+    pairs = ClassOrder(labels)  # the pairs 0 2 1: class a has 0 2, and class b has 1
+    # The digest is of all labels and their records, also of those that are left out below.
+    data_digest = f"{pairs.digest} of {digest(record_of_pair)}"
     if record_ids is not None:
-        pair_order = pair_order.subset(np.flatnonzero(np.isin(record_of_pair, record_ids)))
-    pairs = pair_order.records  # sorted by label: [0, 2, 1]
-    starts, sizes = pair_order.starts, pair_order.sizes  # of the classes: [0, 2], [2, 1]
-    records = record_of_pair[pairs]  # [0, 1, 0]
-    order = ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest=data_digest)
+        pairs = pairs.subset(np.flatnonzero(np.isin(record_of_pair, record_ids)))
+    class_labels = labels[pairs.records[pairs.starts]]  # that of the first pair of each class
+    order = pairs._with_ids(record_of_pair, data_digest)  # class a has 0 1, and class b has 0
     _check_distinct(order)
-    return order, labels[pairs[starts]]  # the label of the first pair of each class: a and b
+    return order, class_labels
 
 
 def _check_distinct(order: ClassOrder) -> None:

@@ -345,8 +345,8 @@ class PKBatchSampler(BatchStream):
     @property
     def traits(self) -> SamplerTraits:  # type: ignore[override]
         """Properties of the samples, on which loaders rely."""
-        # If each class has exactly one record, record ids are class indices. Only then does the id
-        # of a sample say its class, as loaders expect of a sampler with `num_groups`.
+        # Loaders may take the sample ids of a sampler with `num_groups` as numbers of groups, such
+        # as classes. This is right if each class has one record: class i then has record i.
         ids_are_classes = self.num_classes == self.num_records and not self._several_labels
         return SamplerTraits(
             repeats=self._small == "repeat",
