@@ -126,17 +126,17 @@ class IdSamplerCursor(SamplerCursor):
         self.sync()
         return self.epoch, self.step if self._resuming else 0
 
-    def start_iteration(self, iterator: IdIterator, *, is_empty: bool, is_fixed: bool) -> None:
-        """Start an iteration: from now on, this cursor has the position of this iterator.
+    def start_iteration(self, iterator: IdIterator, *, may_repeat: bool) -> None:
+        """Start a pass, which is one iteration over the sampler by this iterator.
 
-        `is_empty` means that the iteration has no ids, and `is_fixed` that every epoch has the same
-        order of ids. Warn about two probable mistakes: the third iteration in a row over the same
-        epoch, unless it is empty or fixed; and another epoch than that of a loaded state.
+        This cursor is the position of the sampler. From now on `sync` copies the position of the
+        iterator to it. Warn about two probable mistakes: the third pass in a row over the same
+        epoch, unless `may_repeat`; and another epoch than that of a loaded state.
         """
-        epoch, _ = self.start_pass(from_start=True)  # a pass is one iteration
-        self._latest_pass = iterator  # `sync` copies its position to this cursor
-        if not (is_empty or is_fixed):
-            # Warn if this is the third iteration over this epoch; the text is the advice.
+        epoch, _ = self.start_pass(from_start=True)
+        self._latest_pass = iterator
+        if not may_repeat:
+            # Warn at the third pass over this epoch; the text is the advice of the warning.
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
         self._check_loaded_state()
 
@@ -195,10 +195,11 @@ class IdIterator(Cursor):
         cursor = self._sampler_cursor  # the position of the sampler
         self.start_epoch, self._start_position = cursor.next_start()
         positions = self._positions = self._sampler._positions_from(self._start_position)
-        # Whether every epoch has the same order. `_unsharded` is the sampler of all ranks.
-        is_fixed = self._sampler._unsharded._fixed_order
+        # To repeat an epoch is no mistake if every epoch has the same order, or if it has no ids.
+        # `_unsharded` is the sampler of all ranks.
+        may_repeat = self._sampler._unsharded._fixed_order or not positions
         # From now on, the sampler has the position of this iterator.
-        cursor.start_iteration(self, is_empty=not positions, is_fixed=is_fixed)
+        cursor.start_iteration(self, may_repeat=may_repeat)
         return positions
 
     def update_position(self) -> bool:
