@@ -156,17 +156,24 @@ class BucketBatchSampler(BatchStream):
         """Return the records at the positions `start` to `stop - 1` of an epoch's order.
 
         The order is by cost, such as the length of a sentence, with some randomness: the sort key
-        of a record is the sum of all costs up to its own, plus a random number from 0 to `_window`.
-        The keys of most records are too small or too large for these positions. So only the others,
-        the candidates, are sorted.
+        of a record is the sum of all costs up to its own, plus a random shift. Most records cost
+        too little or too much to come at these positions. So only the others are sorted, the
+        candidates.
         """
         first, last = self._candidate_range(start, stop)
         candidates = self._records_by_cost[first : last + 1]
-        random = random_words(derive(self._keys["record"], epoch), candidates)
-        sort_keys = self._cost_sums[first : last + 1] + uniform_below(random, self._window + 1)
+        sort_keys = self._cost_sums[first : last + 1] + self._random_shifts(epoch, candidates)
         sorted_candidates = candidates[np.argsort(sort_keys, kind="stable")]
         # The `first` records of smaller costs have the positions before the candidates.
         return sorted_candidates[start - first : stop - first]
+
+    def _random_shifts(self, epoch: int, records: Int64s) -> Int64s:
+        """Return a random number from 0 to `_window` for each record, int64[records].
+
+        Each epoch sorts the records by the sum of all costs up to their own, plus this number.
+        """
+        random = random_words(derive(self._keys["record"], epoch), records)
+        return uniform_below(random, self._window + 1)
 
     def _candidate_range(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and last record that may come at the positions `start` to `stop - 1`.
