@@ -49,14 +49,16 @@ class Epochs(Samples):
     def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
         """Return the state to resume from at this step; `len(self)` is the end of the epoch.
 
-        A state has the position and a fingerprint: all that the batches before the position depend
-        on. A change of a schedule at a later step is left out, so it may still be altered.
+        A state has the position and a fingerprint: the parameters on which the batches depend. A
+        parameter may change at a training step, as `k={0: 2, 1000: 3}` does at step 1000. A state
+        at an earlier step does not have this change, so that a user may still alter it.
         """
         epoch, step = checked_position(self, epoch, step)
         return {
             "version": STATE_VERSION,
             "epoch": epoch,
             "step": step,
+            # Without changes of parameters at this training step or a later one.
             "fingerprint": fields_before(self.fingerprint, epoch * len(self) + step),
         }
 

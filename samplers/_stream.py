@@ -304,8 +304,8 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     ) -> str:
         """Return a text table of the first batches of the current epoch, one column for each rank.
 
-        A sample is written as its record, with its view or use number, if any. Padding is written
-        as `-`.
+        A sample is written as its record id, such as `7`. If samples are views of records (such as
+        their captions) or uses, `7.2` is view or use 2 of record 7. Padding is written as `-`.
 
         >>> from twinfeed.samplers import ExactOnceBatchSampler
         >>> print(ExactOnceBatchSampler(5, batch_size=4, last_batch="pad").explain(world_size=2))

@@ -80,7 +80,7 @@ class Exclusion:
         return replace(traits, repeats=True, needs_steps=True)
 
     def draw(self, sampler: Any, epoch: int, positions: Int64s) -> Int64s:
-        """Return the record ids at these positions of an epoch, int64[positions] both.
+        """Return the record id at each of these positions of an epoch. Both are int64[n].
 
         The ids are those of `sampler._permutation`, a shuffle of all records. Each record that is
         excluded at its training step is replaced by another record of the epoch, which is then

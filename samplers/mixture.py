@@ -202,17 +202,15 @@ class MixtureSampler(Sampler):
     def _can_reorder(self, max_counts: Int64s) -> Bools:
         """Return whether the start of a sampler's epochs can be reordered.
 
-        A sampler may start an epoch in the middle of a batch, which has the end of its previous
-        epoch, too. Another order of the first samples avoids that the batch has a record twice.
-        This is impossible if the sampler repeats records within an epoch, or if an epoch is too
-        short.
+        A batch may have the last samples of one epoch of a sampler and the first samples of the
+        next epoch. If both have the same record, the first samples are reordered. This does not
+        help if the sampler repeats records within an epoch, or if an epoch is too short.
 
         `max_counts` is the largest number of samples of each sampler in a batch, with a row for
         each set of weights: int64[sets of weights, samplers]. The result is bool of this shape.
         """
-        # With 3 samples of a sampler, a batch may have 2 of one epoch and 1 of the next. So the
-        # first 3 samples of an epoch may be reordered, to avoid the records of the last 2 samples
-        # of the previous epoch. These must stay where they are: so an epoch needs 3 + 2 samples.
+        # A batch has at most `max_counts` first samples of an epoch, and one fewer last samples. No
+        # sample may be both: the last ones must stay where they are.
         is_long_enough: Bools = self._lengths >= max_counts + (max_counts - 1)
         # A sampler that is itself a mixture `repeats` a record in few batches, if at all. So its
         # start is reordered, too: this prevents most of the repeats.
@@ -238,7 +236,7 @@ class MixtureSampler(Sampler):
         return InterleaveSchedule(StepSchedule(starts, self._weights.values), keys)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the sample ids at these positions of an epoch: int64[n], as `positions`.
+        """Return the sample id at each of these positions of an epoch. Both are int64[n].
 
         An id of the mixture is a sampler's own id plus the number of ids of the samplers before it.
         Samples at the start of a sampler's epoch may come in another order, so that no batch has a

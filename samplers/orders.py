@@ -96,7 +96,7 @@ class Sampler(IdStream):
         raise TypeError(f"sampler.ids(epoch, positions) gives ids, got sampler[{position!r}]")
 
     def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64s:
-        """Return the sample ids at these positions of an epoch, int64 as `positions`.
+        """Return the sample ids at these positions of an epoch, int64 of the shape of `positions`.
 
         Raises:
             TypeError: positions that are not integers, or ids that depend on the training step.
@@ -115,7 +115,7 @@ class Sampler(IdStream):
 
     @abstractmethod
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the sample ids at positions within an epoch, int64[positions] both.
+        """Return the sample id at each of these positions of an epoch. Both are int64[n].
 
         The ids are a pure function of the epoch, the positions, the seed and the parameters.
         """
@@ -383,7 +383,7 @@ class RandomSampler(Sampler):
         return self._exclusion.draw(self, epoch, positions)
 
     def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the ids at these positions of the epoch's permutation, int64 as `positions`."""
+        """Return the id at each of these positions of the epoch's permutation, int64[n]."""
         key = derive(self._key, epoch)
         n = self.num_records
         if n > MAX_TABLE_SIZE:

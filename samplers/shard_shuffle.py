@@ -185,7 +185,7 @@ class ShardShuffleSampler(Sampler):
         return GroupSampler(self, len(self._segment_starts), self._segments_at)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the record ids at these positions of an epoch, int64[n] both.
+        """Return the record id at each of these positions of an epoch. Both are int64[n].
 
         The ids are a shuffle of all records (`_permutation`), in which each record that the user
         excludes is replaced by another.
@@ -201,7 +201,7 @@ class ShardShuffleSampler(Sampler):
         return self._exclusion.draw(self, epoch, positions)
 
     def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the records at these positions of an epoch: int64[n], as `positions`.
+        """Return the record at each of these positions of an epoch. Both are int64[n].
 
         The blocks of all shards in random order are one sequence of records. It is divided into
         segments, which are read side by side. The records of a block are permuted within the block.

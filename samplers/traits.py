@@ -92,7 +92,7 @@ class Samples:
         A loader prefetches and caches a span as a whole, such as a block of a shuffle by blocks.
         Samplers that read blocks override this: by default a span is only the record. `records` are
         record ids without padding, int64[n]. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`, int64[n] both.
+        `stop[i] - 1`. Both are int64[n].
 
         In a shuffle by blocks, an epoch may start in the middle of a block. It reads the second
         part of the block first, and the first part at its end: with `epoch`, the span is only the
@@ -102,11 +102,15 @@ class Samples:
         return records, records + 1
 
     def records(self, ids: Int64s) -> Int64s:
-        """Return the record id of each sample id, -1 for padding, int64 as `ids`."""
+        """Return the record id of each sample id, -1 for padding: int64 of the shape of `ids`."""
         return np.array(ids, dtype=np.int64)
 
     def views(self, ids: Int64s) -> Int64s:
-        """Return which view or use of its record each sample id is, from 0 on, int64 as `ids`."""
+        """Return which view or use of its record each sample id is, from 0 on.
+
+        A view is a variant of a record, such as one of its captions. A sampler may also use a
+        record several times an epoch. The result is int64 of the shape of `ids`.
+        """
         return np.zeros(np.shape(ids), dtype=np.int64)
 
     def group_of(self, ids: Int64s) -> Int64s:
@@ -115,12 +119,12 @@ class Samples:
 
     @property
     def group_sampler(self) -> Any:
-        """A copy of this sampler that draws group numbers in place of record ids.
+        """A sampler of the groups of the samples, such as their classes; None without groups.
 
-        A group is a class, a data set or a segment of a shuffle. If this sampler draws the records
-        7 3, of the groups 1 0, the copy draws 1 0: for a loader with a data set for each group
-        (tf.data's `choose_from_datasets`), which reads the next record of that data set. Its
-        `num_records` is the number of groups. By default samples have no groups: None.
+        Here samples have no groups. A subclass whose samples have groups returns a copy of itself
+        that draws group numbers: 1 0, if it draws the records 7 3 of these groups. A loader with a
+        data set for each group then reads the next record of data set 1, and that of data set 0
+        (tf.data's `choose_from_datasets`). `num_records` of the copy is the number of groups.
         """
         return None
 

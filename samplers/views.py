@@ -90,7 +90,7 @@ class ViewSampler(InnerSampler):
         """Return for each record a range of records that are read around the same time: its span.
 
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`, int64[n] both.
+        `stop[i] - 1`. Both are int64[n].
 
         If an epoch has one view (variant) of each record, the inner sampler draws records, and
         has their spans. Otherwise it draws (record, view) pairs, numbered record by record, and
@@ -111,7 +111,7 @@ class ViewSampler(InnerSampler):
         return self.records(span_start), self.records(last_pair) + 1  # [0, 0], [2, 2]
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the sample ids at these positions of an epoch, int64[positions] both.
+        """Return the sample id at each of these positions of an epoch. Both are int64[n].
 
         A view is a variant of a record, such as one of its captions. A sample id is the index of a
         (record, view) pair, counted record by record: if record 0 has 2 views and record 1 has 3,

@@ -130,7 +130,7 @@ class WeightedSampler(Sampler):
         return super().for_batches(batch_size, num_steps)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the records at these positions of an epoch: int64[n], as `positions`.
+        """Return the record at each of these positions of an epoch. Both are int64[n].
 
         They are drawn by inverse transform sampling, or without replacement by an exponential race.
         """

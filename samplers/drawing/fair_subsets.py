@@ -110,15 +110,16 @@ class FairSubsets:
         return np.take_along_axis(first_items, order, axis=1)  # [2, 4, 0]
 
     def _items_around(self, population: Int64s, traversal: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the m items before the start of traversals, in reverse order, and the m after it.
+        """Return the last m items of the previous traversal, reversed, and the first m of this one.
 
         A traversal is a random order of the items of a population, and row i is for traversal
-        `traversal[i]` of population `population[i]`. If the traversals 0 and 1 are 2 3 1 0 4 and
-        4 0 2 1 3, the two items around the start of traversal 1 are 4 0 and 4 0.
+        `traversal[i]` of population `population[i]`. The traversals follow each other, and a subset
+        of m (`_m`) items may have items of both. If the traversals 0 and 1 are 2 3 1 0 4 and
+        4 0 2 1 3, and m is 2, the result for traversal 1 is 4 0 and 4 0.
         """
         first_positions = np.broadcast_to(np.arange(self._m), (len(population), self._m))
         last_positions = self._sizes[population][:, None] - 1 - first_positions
-        # Compute both traversals in one call: with few rows, calls cost more than items.
+        # Draw the items of both traversals in one call, which is faster if there are few rows.
         last_and_first_items = self._permuted(
             np.tile(population, 2),
             np.append(traversal - 1, traversal),

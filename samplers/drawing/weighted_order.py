@@ -61,7 +61,7 @@ class WeightedPermutation:
             self._chunks_done = number + 1
 
     def records(self, positions: Int64s) -> Int64s:
-        """Return the records at these positions of the weighted random order, int64[positions].
+        """Return the record at each of these positions of the weighted random order, int64[n].
 
         The records are sorted by random keys, in a bucket sort: all keys of a bucket are below
         those of the next bucket, and a bucket is sorted when it is needed.
