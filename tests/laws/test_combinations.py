@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import pytest
 from support import PROGRAMS
+from support.cases import mark_long
 from support.combinations import SAMPLERS, SOURCES, digest, feed, some, write
 from support.plain import batches
 from support.programs import PYTHON, QUIET
@@ -103,7 +104,7 @@ REFUSED: dict[tuple[str, str, str], tuple[type[Exception], str]] = {
 }
 
 SLOW = ["torch, 2 workers", "TensorFlow", CHOOSE]
-FAST = ["torch", "JAX", "Grain"]
+FAST = ["torch", "JAX", "Grain", "plain", "feed[epoch, step]"]
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "torch, 4 workers"])
@@ -111,7 +112,7 @@ FAST = ["torch", "JAX", "Grain"]
 def test_each_loader_gives_same_batches_or_refuses(
     folder: Path, expected: dict[str, str], way: str, kind: str
 ) -> None:
-    """In the ways of a framework some samplers with each source, and others in each way."""
+    """In most ways some samplers with each source, and others in each way: all in a long test."""
     samplers = [*SAMPLERS]
     if way in SLOW:
         samplers = some(SLOW.index(way), kind)[::2]
@@ -145,7 +146,7 @@ def check(
     assert got == wanted
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", mark_long(SOURCES, but_every=4))
 def test_state_resumes_in_any_loader(folder: Path, expected: dict[str, str], kind: str) -> None:
     """Two batches of each loader, from the state of the loader before."""
     fed, got = feed(folder, kind, "random"), []

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import sampler_cases
+from support.cases import mark_long
 from support.inside import prefix_sums
 
 from twinfeed.samplers import (
@@ -153,7 +154,7 @@ def test_sparse_prefix_sums_draw_like_full_table(
         assert drawn(make(*arrays(1000))) == plain
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mark_long(CASES, but_every=2))
 def test_memory_does_not_grow_with_mapped_arrays(name: str, tmp_path: Path) -> None:
     """While a sampler over six million entries is made, hashed, pickled and drawn from."""
     arrays, make = CASES[name]

@@ -326,7 +326,7 @@ def test_class_continues_without_excluded_records(options: dict[str, Any]) -> No
     exclude = {5: [0, 9, 18], 11: [27, 1, 5], 12: range(2, 50, 9), 90: [90]}
     changed, plain = exclude_from_classes(exclude, **options), exclude_from_classes(None, **options)
     batches, plain_batches = (
-        [ids.tolist() for epoch in range(50) for ids in stream.batches(epoch, 0, 8)]
+        [ids.tolist() for epoch in range(30) for ids in stream.batches(epoch, 0, 8)]
         for stream in (changed, plain)
     )
     for ids, old_ids in zip(batches, plain_batches, strict=True):
@@ -340,10 +340,10 @@ def test_class_continues_without_excluded_records(options: dict[str, Any]) -> No
         assert len(after) <= 1
         before = batches[first : after[0]] if after else []
         assert sum((LABELS[ids] == LABELS[id_]).sum() for ids in before) <= 11
-    counts = np.bincount(np.concatenate(batches[200:]), minlength=99)
+    counts = np.bincount(np.concatenate(batches[100:]), minlength=99)
     for label in range(9):
         others = [counts[id_] for id_ in np.flatnonzero(label == LABELS) if id_ not in out]
-        assert max(others) - min(others) <= 2  # of the steps before 200, too
+        assert max(others) - min(others) <= 2  # of the steps before 100, too
 
 
 def test_excluding_records_needs_records_in_choose() -> None:

@@ -27,7 +27,7 @@ from twinfeed.samplers import (
     ShardShuffleSampler,
 )
 
-RECORDS, EPOCHS = 3000, 2
+RECORDS, EPOCHS = 1500, 2
 
 
 @settings(max_examples=60)
@@ -163,8 +163,10 @@ def test_each_id_is_drawn_once_over_remote_shards(
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("kind", ["random", "blocks"])  # reuse is for one process
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("kind", "workers"),  # reuse is for one process
+    mark_long([("random", 2), ("random", 0), ("blocks", 2), ("blocks", 0)], but_every=3),
+)
 def test_each_id_is_drawn_once_by_torch(
     index: Index, drawn_sizes: list[int], kind: str, workers: int
 ) -> None:
@@ -178,7 +180,7 @@ def test_each_id_is_drawn_once_by_torch(
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("kind", mark_long(ORDERS, but_every=3))
 @pytest.mark.parametrize(
     "decode", mark_long([lambda sample: {"size": len(sample["x"])}, None], but_every=2)
 )
