@@ -90,7 +90,7 @@ def die_while_sending() -> None:
     loader = TorchLoader(Feed(index, sampler(1)), num_workers=2, prefetch=1, prefetch_factor=4)
     batches = iter(loader)
     next(batches)
-    time.sleep(1)
+    time.sleep(0.5)
     for worker in multiprocessing.active_children():
         worker.kill()
     try:
@@ -107,7 +107,7 @@ def killed_in_the_body() -> None:
             for _ in loader:
                 for worker in multiprocessing.active_children():
                     worker.kill()
-                time.sleep(1)
+                time.sleep(0.5)
         except RuntimeError as error:
             print(type(error).__name__, error)
 
@@ -119,7 +119,7 @@ def leaving(sample: dict[str, Any]) -> dict[str, Any]:
         while sharer._address is None:  # a thread sends the first batch
             time.sleep(0.01)
         os.unlink(sharer._address)
-        threading.Timer(1, os._exit, [3]).start()
+        threading.Timer(0.5, os._exit, [3]).start()
     return {"length": np.full(4096, len(sample["word"]))}  # too large to be sent by value
 
 
@@ -242,7 +242,7 @@ def waiting(*contexts: str) -> None:
     with Pool(1) as pool:
         pool.submit(os.getpid).result()
         call = pool.submit(signal.pause)
-        time.sleep(1)
+        time.sleep(0.5)
         print("waiting", flush=True)
         call.result()
 
@@ -263,8 +263,8 @@ SCENARIOS = {
     "many large fields": lambda: few_descriptors(1024, 260, 8000),
     "both ways": both_ways,
     "no semaphores": no_semaphores,
-    "waiting": lambda: waiting("fork", "spawn"),
-    "waiting for a forkserver": lambda: waiting("forkserver"),
+    "waiting": lambda: waiting("fork"),
+    "waiting for spawned workers": lambda: waiting("spawn", "forkserver"),
     "killed": lambda: die(killed),
     "bus": lambda: die(bus),
     "full": full,

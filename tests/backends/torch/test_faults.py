@@ -136,7 +136,7 @@ def test_many_fields_fit_descriptor_limit_or_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    ["waiting", pytest.param("waiting for a forkserver", marks=pytest.mark.long)],
+    ["waiting", pytest.param("waiting for spawned workers", marks=pytest.mark.long)],
 )
 def test_fault_113_workers_end_with_killed_main_process(scenario: str) -> None:
     """However they were started. All have its stdout, which so ends with the last of them."""

@@ -32,7 +32,14 @@ from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, a
 from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler
 
 
-@pytest.mark.parametrize(("method", "cached"), [("fork", False), ("fork", True), ("spawn", False)])
+@pytest.mark.parametrize(
+    ("method", "cached"),
+    [
+        ("fork", False),
+        ("fork", True),
+        pytest.param("spawn", False, marks=pytest.mark.long),
+    ],
+)
 def test_workers_read_remote_shards(
     tmp_path: Path, server: RangeServer, method: Any, cached: bool
 ) -> None:
