@@ -7,8 +7,10 @@ Journal 5(2), 1966.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import heappop, heappush
+from math import inf
 from threading import Lock
 
 import numpy as np
@@ -154,8 +156,8 @@ class Eviction:
     """
 
     def __init__(self, disk: Disk, digests: Collection[str]) -> None:
-        self._least_recent = _oldest(disk, (), 0.0)
-        self._unread_of_other_data = _oldest(disk, digests, _UNREAD_SECONDS)
+        self._all_entries = _UnusedEntries(disk, (), 0.0)
+        self._other_entries = _UnusedEntries(disk, digests, _UNREAD_SECONDS)
         self._lock = Lock()
         self._uses: NextUses | None = None
         self._next_uses: dict[int, int] = {}  # the step of the next use of each cached chunk
@@ -217,12 +219,8 @@ class Eviction:
         """
         with self._lock:
             next_use = None if self._uses is None else self._uses.next_use(chunk, step)
-        # A generator that all calls continue, as to search the cache folder is slow. It yields None
-        # if it has no entry for now; and it has ended if a search has failed. Only one thread at a
-        # time is here: the caller has locked the folder.
-        oldest = self._least_recent if next_use is None else self._unread_of_other_data
-        while (entry := next(oldest, None)) is not None:
-            yield entry
+        # Only one thread at a time is here: the caller has locked the folder.
+        yield from (self._all_entries if next_use is None else self._other_entries).pop_each()
         while next_use is not None and (victim := self._pop_furthest(next_use)) is not None:
             yield name(victim)
 
@@ -251,27 +249,34 @@ class Eviction:
         return None
 
 
-def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:
-    """Yield the names of cache entries to evict: not used for `seconds`, the oldest use first.
+class _UnusedEntries:
+    """The cache entries that were not used for `seconds`.
 
-    `digests` are of the shards that this process reads. Their entries, named f"{digest}-{number}",
-    are skipped: `Eviction` chooses among them by their next use.
-
-    `Eviction` advances the generator whenever it needs room, so the generator never ends. It yields
-    None when it has no entry for now: after the last entry that a search of the folder has found.
-    The next call searches again; but for `_SEARCH_SECONDS` after a search without a result it only
-    yields None, since to search a large folder is slow.
+    Entries of the shards with these `digests` are left out. The name of an entry is
+    f"{digest}-{number}".
     """
-    while True:
-        search_time = time.time()
-        entries = sorted(
-            (last_use, name)
-            for name, last_use in disk.entries()
-            if last_use <= search_time - seconds and name.partition("-")[0] not in digests
-        )
-        for last_use, name in entries:
-            if disk.last_use(name) == last_use:  # else it was used after the search
+
+    def __init__(self, disk: Disk, digests: Collection[str], seconds: float) -> None:
+        self._disk, self._digests, self._seconds = disk, digests, seconds
+        self._entries: deque[tuple[float, str]] = deque()  # found and not yielded: (last use, name)
+        self._next_search = 0.0  # the time before which the folder is not searched
+
+    def pop_each(self) -> Iterator[str]:
+        """Yield the names of entries to evict, the oldest use first; none is yielded again.
+
+        If all entries that were found are evicted, search the folder. As this is slow, it is not
+        done for `_SEARCH_SECONDS` after a search without a result, and never after an error.
+        """
+        now = time.time()
+        if not self._entries and now > self._next_search:
+            self._next_search = inf  # until the search has succeeded
+            self._entries += sorted(
+                (last_use, name)
+                for name, last_use in self._disk.entries()
+                if last_use <= now - self._seconds and name.partition("-")[0] not in self._digests
+            )
+            self._next_search = now if self._entries else now + _SEARCH_SECONDS
+        while self._entries:
+            last_use, name = self._entries.popleft()
+            if self._disk.last_use(name) == last_use:  # else it was used after the search
                 yield name
-        yield None
-        while not entries and time.time() <= search_time + _SEARCH_SECONDS:
-            yield None
