@@ -36,9 +36,9 @@ class BlockUses:
 
     A block is a range of records that are read around the same time. For a stream that does not
     read blocks, a block is an image or a single record. A block is open from its first use to its
-    last. The last use is only known afterwards: a block is closed when the stream has had no
-    sample of it for `_idle_limit` samples, and at the end of an epoch. If a closed block is
-    used again, it opens again. Steps are global steps.
+    last. The last use is only known afterwards: a block is closed when `_idle_limit` samples in
+    a row are of other blocks, and at the end of an epoch. If a closed block is used again, it opens
+    again. Steps are global steps.
 
     >>> from twinfeed.samplers import BatchSampler, ShardShuffleSampler
     >>> order = ShardShuffleSampler([6], block=3, window=1, seed=0)
@@ -94,9 +94,9 @@ class BlockUses:
         `last_steps_before(1)` returns [(3, 1)], since block 3 is used first in step 0 and last in
         step 1. A call of `last_steps_before(2)` after it returns [(0, 2)].
 
-        No block is returned twice. A block is returned once it is closed: when no sample came from
-        it for `_idle_limit` samples, or at the end of the epoch. If it is still open now, a later
-        call returns it.
+        No block is returned twice. A block is returned once it is closed: when `_idle_limit`
+        samples in a row are of other blocks, or at the end of the epoch. If it is still open now, a
+        later call returns it.
 
         Returns:
             A pair for each block: (its first record, the last step that uses it).
@@ -115,7 +115,7 @@ class BlockUses:
 
     @property
     def _idle_limit(self) -> int:
-        """The number of samples without one of a block after which the block is closed.
+        """A block is closed when this number of samples in a row are of other blocks.
 
         It must be large enough that a block is not closed between two of its samples. A shuffle of
         blocks draws in rounds, with one sample of each open block in a round: with 100 open blocks,
@@ -129,8 +129,8 @@ class BlockUses:
     def _examine_chunk(self) -> None:
         """Draw the samples of the next `_chunk_steps` steps, and open and close blocks by them.
 
-        A block opens at its first sample. It closes when the stream has had no sample of it for
-        `_idle_limit` samples, and at the end of an epoch. `_open_blocks` has for each open block,
+        A block opens at its first sample. It closes when `_idle_limit` samples in a row are of
+        other blocks, and at the end of an epoch. `_open_blocks` has for each open block,
         by its first record, a tuple: (the block, its last step, the number of its last sample).
 
         For example, the limit is 10 samples, and the chunk has the samples 100 to 119. Block 8 had

@@ -176,19 +176,20 @@ class ReadPlan:
         which step they can be dropped. Steps are fetched ahead until `limit` bytes wait to be read,
         and at least the next step is. For example, with a limit of 100 bytes and steps of 40 bytes,
         three steps are fetched ahead (120 bytes). When one of them is read, 80 bytes wait, and
-        another step is fetched. A call yields at most two fetches, so that the caller soon reads
-        its batch.
+        another step is fetched.
         """
         # `_fetched` has (last step, bytes) of each fetch. Drop the fetches whose steps were read.
         while self._fetched and self._fetched[0][0] <= step:
             _, fetched_bytes = self._fetched.popleft()
             self._unread_bytes -= fetched_bytes
-        for _ in range(2):
-            is_needed = self._unread_bytes < self.limit or self.next_step <= step + 1
-            if self.enabled and is_needed and self.next_step < self._end:
-                # `_fetch_until` fetches the steps from `next_step` on, and advances `next_step`.
+        for _ in range(2):  # at most two fetches, so that the caller soon reads its batch
+            is_below_limit = self._unread_bytes < self.limit
+            is_read_next = self.next_step <= step + 1
+            is_planned = self.enabled and self.next_step < self._end
+            if is_planned and (is_below_limit or is_read_next):
                 epoch_end = (self.next_step // self._epoch_steps + 1) * self._epoch_steps
-                yield from self._fetch_until(min(self.next_step + self._steps_per_fetch, epoch_end))
+                stop = min(self.next_step + self._steps_per_fetch, epoch_end)
+                yield from self._fetch_until(stop)  # it sets `next_step` to `stop`
 
     def _fetch_until(self, stop: int) -> Iterator[Fetch | Release]:
         """Yield a `Fetch` of the ranges that the steps [self.next_step, stop) of an epoch read.

@@ -168,7 +168,8 @@ class Schedules(dict[tuple[int, int], Schedule]):
     def replace_samplers(self, sampler: BatchStream, global_step: int, /) -> None:
         """Replace the sampler of each schedule, from a global step on.
 
-        `sampler` draws the batches of all ranks. Each schedule gets the part of its rank.
+        `sampler` draws the batches of all ranks. `Schedule.replace_sampler` takes the part of the
+        rank that the schedule is of.
         """
         for schedule in list(self.values()):
             schedule.replace_sampler(sampler, global_step)
