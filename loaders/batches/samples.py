@@ -288,7 +288,8 @@ class Samples:
             for name, field in self._in_place_fields.items()
         }
         slots = samples_of(arrays)  # for each sample, a dict of its row in each array
-        samples = self._call_decode(records, slots)
+        decode: Any = self.decode
+        samples = self._call_decode(decode.into, records, slots, in_place=self._in_place_fields)
         values = self.sample_map.values_by_field("decode", records, samples)
         for name, array in arrays.items():
             # If decode has returned the row object of each record, all values are in the array.
@@ -314,7 +315,7 @@ class Samples:
         if self.decode is None:
             samples: list[Fields] = [*self._read_samples(records)]
         else:
-            samples = self._call_decode(records)
+            samples = self._call_decode(self.decode, records)
         if self._shares_arrays:
             return [with_read_only_arrays(sample) for sample in samples]
         return samples
@@ -323,30 +324,30 @@ class Samples:
         """Read and decode the record at a position of `records`."""
         return self._decode(records[position : position + 1])[0]
 
-    def _call_decode(self, records: Int64s, slots: Sequence[Any] | None = None) -> list[Fields]:
-        """Read records, and call the user's decode for each of them, on the threads.
+    def _call_decode(
+        self,
+        decode: Any,
+        records: Int64s,
+        *more_arguments: Sequence[Any],
+        in_place: Container[str] = (),
+    ) -> list[Fields]:
+        """Read records, and call the user's decode for the sample of each, on the threads.
 
-        Without `slots`, `decode(sample)` returns new arrays. With `slots`, the arrays exist
-        already, so that no image must be copied into the batch: `decode.into(sample, slots[i])`
-        writes the fields of record i to the arrays in the dict `slots[i]`, by field name.
+        Args:
+            decode: the user's function, or its method `into`.
+            records: record ids.
+            *more_arguments: the arguments of decode after the sample, each with a value per record.
+            in_place: fields that decode writes to the rows of one array. They share memory on
+                purpose, so they are not checked.
 
         Raises:
             DecodeError: decode failed; or it fills and returns the same array in each call, and so
                 overwrites the result of the call before.
         """
-        function: Any = self.decode
-        arguments: list[Any] = [records, self._read_samples(records)]
-        if slots is not None:
-            function = function.into
-            arguments.append(slots)
-        decoded = self.meter.timed("decoding", self.sample_map.map, "decode", function, *arguments)
-        # If two samples share memory, `_check_overwritten` decodes the first of them again: another
-        # result proves that decode overwrites its results. The fields in slots are not checked:
-        # they share memory on purpose, since slots are rows of one array.
-        unchecked_fields = () if slots is None else self._in_place_fields
-        # decode_again(2) reads and decodes records[2].
-        decode_again = partial(self._decode_one, records)
-        self._check_overwritten("decode", decoded, records, decode_again, unchecked_fields)
+        arguments = records, self._read_samples(records), *more_arguments
+        decoded = self.meter.timed("decoding", self.sample_map.map, "decode", decode, *arguments)
+        decode_again = partial(self._decode_one, records)  # decode_again(2) decodes records[2]
+        self._check_overwritten("decode", decoded, records, decode_again, in_place)
         return decoded
 
     def _read_fields(self, records: Int64s) -> Values:
@@ -447,7 +448,7 @@ class Samples:
             samples: the results of the calls.
             records: the record id of each sample, for the message.
             recompute: a function that returns the sample at a position, computed once more.
-            unchecked_fields: fields that are written into one array on purpose.
+            unchecked_fields: fields that share memory on purpose, as rows of one array.
         """
         for field in samples[0] if len(samples) > 1 else ():
             values = [sample.get(field) for sample in samples]
