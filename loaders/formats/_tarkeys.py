@@ -34,19 +34,18 @@ def split_name(name: str, /) -> tuple[str, str] | None:
     (('a/', 'txt'), None)
     """
     # webdataset uses the regular expression ^((?:.*/|)[^.]+)[.]([^/]*)$, which can take quadratic
-    # time. This computes the same result; the comments show it for "a.b/c.d.txt". The first group
-    # is the key. It ends at the first dot of the base name, "c.d.txt".
-    key_end = name.find(".", name.rfind("/") + 1)  # 5: the key is "a.b/c"
-    if key_end < 0:
+    # time. This computes the same result; the comments show it for "a.b/c.d.txt".
+    folder, slash, base_name = name.rpartition("/")  # "a.b", "/", "c.d.txt"
+    stem, dot, extension = base_name.partition(".")  # "c", ".", "d.txt"
+    key = folder + slash + stem  # "a.b/c"
+    # `.*/` matches the folders up to the last one with a dot in its name, "a.b/". `[^.]+` matches
+    # the characters of the key after these: there must be one or more.
+    _, folder_dot, after_dot = key.rpartition(".")  # "a", ".", "b/c"
+    without_dot = after_dot.partition("/")[2] if folder_dot else key  # "c"
+    dotted_folders = key.removesuffix(without_dot)  # "a.b/"
+    if not dot or not without_dot or "\n" in dotted_folders:  # `.*` does not match a newline
         return None
-    # The key is `.*/`, folders such as "a.b/", and then `[^.]+`: a rest of one or more characters,
-    # but no dot. So the rest begins after the last folder with a dot in its name.
-    last_dot = name.rfind(".", 0, key_end)  # 1: the last dot in the key
-    rest_start = name.find("/", last_dot) + 1 if last_dot >= 0 else 0  # 4: the rest is "c"
-    has_empty_rest = rest_start == key_end  # as in "a.b/.txt", where both are 4
-    if has_empty_rest or "\n" in name[:rest_start]:  # `.*` does not match a newline
-        return None
-    return name[:key_end], name[key_end + 1 :].lower()
+    return key, extension.lower()
 
 
 def field_members(headers: HeaderReader, /) -> Iterator[tuple[Member, str, str]]:
