@@ -95,18 +95,15 @@ def assign_classes(
 
 
 def integer_background(background: Label | None, /) -> int:
-    """Convert the default label of an index with integer labels to an integer: "7" becomes 7.
-
-    Records without a label get the default label, which the user has passed as `background`. None
-    becomes 0, so that the result is always an integer. This 0 becomes no record's label: without a
-    default label, an index has no records without a label.
+    """Convert the label of records without a label, `background`, to an integer: "7" becomes 7.
 
     Raises:
-        ValueError: `background` is a name.
+        ValueError: `background` is a name. An index has only integers or only names as labels.
     """
+    assert background is not None  # without a `background`, records without a label are refused
     if isinstance(background, str) and not _is_integer(background):
         raise ValueError(f"background={background!r} is a name, and labels are integers")
-    return int(background or 0)
+    return int(background)
 
 
 def check_classes(classes: Sequence[str] | None, /) -> None:

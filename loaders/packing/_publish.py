@@ -130,12 +130,14 @@ def _delete_unlocked(staging: Path) -> None:
 def publish(staging: Path, folder: Path, /) -> None:
     """Move the shards and indexes in `staging` to `folder`, as one transaction.
 
-    First `staging` is renamed to the folder `PUBLISHING` in `folder`: this is the commit point.
-    Then its files are moved to `folder`, and `PUBLISHING` is deleted. In between, readers refuse
-    each index for which `PUBLISHING` has a file `NAME.placing`, so nobody reads old and new files
-    together. If this process is killed, the next `pack` moves the remaining files.
+    1. Create a marker file in `staging` for each index.
+    2. Rename `staging` to the folder `PUBLISHING` in `folder`: this is the commit point. While
+       `PUBLISHING` has the marker file of an index, readers refuse this index, so nobody reads old
+       and new files together.
+    3. Move the files from `PUBLISHING` to `folder`, and delete `PUBLISHING`. If this process is
+       killed before that is finished, the next `pack` finishes it.
     """
-    _move_published_files(folder)  # of another process that was killed meanwhile
+    _move_published_files(folder)  # finish step 3 of another process that was killed
     for index in list(staging.glob("*.index")):
         (staging / f"{index.name}.placing").touch()
     fsync_path(staging)
