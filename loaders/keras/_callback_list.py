@@ -53,24 +53,33 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         }
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Call the callbacks' `on_epoch_begin`; in a resumed `fit`, first restore their states.
-
-        The comments show the learning rate in a run that was saved in the middle of an epoch. The
-        epoch began with the rate 8. A scheduler, which halves the rate at the start of each epoch,
-        then set 4, and another callback had set 3 by the step of the checkpoint. The scheduler must
-        find 8 again, or it would halve twice, and the training must continue with 3.
-        """
-        rates = _model.learning_rates(self.model.optimizer)  # the variables of the rates
-        # In the first epoch of a resumed `fit`, this is the checkpoint from which it continues, and
-        # the model has its weights and learning rates from now on. In other epochs, it is None.
+        """Call the callbacks' `on_epoch_begin`; in a resumed `fit`, first restore their states."""
+        # The checkpoint from which a resumed `fit` continues; None after its first epoch.
         checkpoint = self._resume._start_resumed_training()
-        rates_at_resume = _model.to_numpy(rates)  # 3: the rate of the checkpoint
+        if checkpoint is not None and checkpoint.state["loader"]["step"] > 0:
+            self._continue_epoch(checkpoint, epoch, logs)
+            return
         if checkpoint is not None:
-            self._restore_states(checkpoint, rates)  # sets the rate 8, as when the epoch started
+            self._restore_callbacks(checkpoint)
+        self._epoch_rates = _model.to_numpy(_model.learning_rates(self.model.optimizer))
+        super().on_epoch_begin(epoch, logs)
+
+    def _continue_epoch(self, checkpoint: Checkpoint, epoch: int, logs: Any) -> None:
+        """Call the callbacks' `on_epoch_begin` for an epoch that was saved in its middle.
+
+        The metrics and learning rates of the checkpoint are kept. But a scheduler changes the rate
+        at the start of an epoch, and must not change it twice. So it gets the rate with which the
+        epoch had started, and the rate of the checkpoint is set again after it. For example, a
+        scheduler has halved the rate from 8 to 4, and another callback has set 3 within the epoch.
+        """
+        rates = _model.learning_rates(self.model.optimizer)
+        checkpoint_rates = _model.to_numpy(rates)  # 3: the model is that of the checkpoint already
+        self._restore_callbacks(checkpoint)
+        _model.assign(self.model.metrics_variables, checkpoint.state["metrics"])
+        _model.assign(rates, checkpoint.state["rates"])  # 8
         self._epoch_rates = _model.to_numpy(rates)  # 8
         super().on_epoch_begin(epoch, logs)  # the scheduler sets 4
-        if checkpoint is not None and checkpoint.state["loader"]["step"]:  # within an epoch
-            _model.assign(rates, rates_at_resume)  # 3
+        _model.assign(rates, checkpoint_rates)  # 3
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_begin(batch + self._resume._first_step, logs)
@@ -89,14 +98,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
             _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])
         super().on_train_end(logs)
 
-    def _restore_states(self, checkpoint: Checkpoint, rates: Sequence[keras.Variable]) -> None:
-        """Restore the callbacks' states from a checkpoint.
-
-        If it was made within an epoch, restore also the metrics, and the learning rates that the
-        epoch started with.
-        """
+    def _restore_callbacks(self, checkpoint: Checkpoint) -> None:
+        """Restore the states of the callbacks, but let `fit` continue if one had stopped it."""
         _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])
         _callback_states.clear_early_stop(self.user_callbacks)
-        if checkpoint.state["loader"]["step"]:
-            _model.assign(self.model.metrics_variables, checkpoint.state["metrics"])
-            _model.assign(rates, checkpoint.state["rates"])
