@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -93,15 +93,13 @@ class GraphSource(ABC):
         with self._open_pass(pass_id, epoch, start) as num_chunks:
             yield np.array(PassState(pass_id, epoch, start, generation, num_chunks))
 
-    @contextmanager
-    def _open_pass(self, pass_id: int, epoch: int, start: int) -> Iterator[int]:
-        """Yield the number of chunks of a pass, which is one iteration of the dataset.
+    def _open_pass(self, pass_id: int, epoch: int, start: int) -> AbstractContextManager[int]:
+        """Return a context manager that opens what a pass reads, and closes it at the end.
 
-        A chunk is several batches that one call from the graph into Python reads. The number is 0
-        here, which says that each call reads a single batch. A subclass that opens files for a pass
-        overrides this method, and closes them after the `with` block.
+        It returns `PassState.num_chunks`, which is 0 if each call into Python reads one batch. A
+        subclass that opens files overrides this method.
         """
-        yield 0
+        return nullcontext(0)
 
     def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
         """Move the loader's position to the next epoch, at the end of a pass.

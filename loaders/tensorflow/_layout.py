@@ -35,13 +35,14 @@ class Layout:
         empty_batch = Batcher(prepared, reader=reader)(Request.plain(np.zeros(0, np.int64)))
         self.specs: dict[str, list[tf.TensorSpec]] = {}
         for name, value in empty_batch.items():
-            self.specs[name] = [
-                _tensor_spec(array, batch_size, _sample_shape(prepared, name, array))
-                for array in _arrays_of(value)
-            ]
-            if isinstance(value, Ragged):  # of [values, lengths], only lengths has a row per sample
-                shape = prepared.shapes[0][name].shape[1:]
-                self.specs[name][0] = _tensor_spec(value.values, None, shape)
+            if isinstance(value, Ragged):
+                row_shape = prepared.shapes[0][name].shape[1:]
+                values_spec = _tensor_spec(value.values, None, row_shape)  # of all samples together
+                self.specs[name] = [values_spec, _tensor_spec(value.lengths, batch_size, ())]
+            else:
+                (array,) = _arrays_of(value)
+                shape = _sample_shape(prepared, name, array)
+                self.specs[name] = [_tensor_spec(array, batch_size, shape)]
 
     @property
     def flat_specs(self) -> list[tf.TensorSpec]:
@@ -67,21 +68,16 @@ def _tensor_spec(array: Array, size: int | None, shape: Sequence[int | None]) ->
 
 
 def _sample_shape(prepared: PreparedFeed, name: str, array: Array) -> Sequence[int | None]:
-    """Return the static shape of one sample of a field: the sizes that are equal in all batches.
+    """Return the static shape of one sample of a field that is not ragged.
 
-    A size that may differ is None: padded images, for example, have the shape [None, None]. `array`
-    is the field in some batch: its first axis counts the samples.
+    A size that may differ between batches is None: padded images, for example, have the shape
+    [None, None]. `array` is the field in some batch: its first axis counts the samples.
     """
     spec, collate = prepared.shapes  # each field's `FieldSpec`, and the user's `collate` argument
     if mode_of(collate, name) == "pad":
         return [None] * (array.ndim - 1)
-    # In two cases the shape is taken from the array, and not from the spec:
-    # - the array has one number per sample, as the lengths of a ragged field: this is two arrays,
-    #   values and lengths, and the spec has the shape of the values;
-    # - the spec lacks the field, since the loader adds it to every batch, such as "id".
-    if array.ndim == 1 or name not in spec:
-        return array.shape[1:]
-    return spec[name].shape
+    # The spec lacks fields that the loader adds to every batch, such as "id".
+    return spec[name].shape if name in spec else array.shape[1:]
 
 
 def _arrays_of(value: Any) -> list[Array]:

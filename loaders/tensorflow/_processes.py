@@ -21,8 +21,8 @@ def num_workers() -> int:
 def auto_shard_policy(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
     """Return how a `tf.distribute` strategy shall divide the batches of a sampler's dataset.
 
-    DATA: each process gets a part of the records of each batch. OFF: each process gets all batches
-    of its own dataset, since the caller has declared that the sampler is sharded.
+    DATA: each process gets a part of the records of each batch. OFF, if the sampler is sharded:
+    each process gets the whole batches of its dataset.
     """
     policy = tf.data.experimental.AutoShardPolicy
     return policy.OFF if sampler.sharded else policy.DATA
@@ -31,11 +31,12 @@ def auto_shard_policy(sampler: BatchStream, /) -> tf.data.experimental.AutoShard
 def check_auto_shard(sampler: BatchStream, /) -> None:
     """Check that a `tf.distribute` strategy may divide a sampler's batches among its processes.
 
-    With 2 processes, each process gets half of the records of every batch. But if the user has
-    declared by `shard(0, 1)` that the sampler is sharded, a process gets all batches of its own.
+    With 2 processes, each process gets half of the records of every batch. But if the sampler is
+    sharded, a process gets the whole batches of its dataset. A user who has other files in each
+    process calls `shard(0, 1)` for that: the sampler is then sharded, as rank 0 of 1.
 
-    Warns if the sampler is for an evaluation, or is declared as sharded: nothing ensures then that
-    all processes together have each record exactly once, so a metric over them is not exact.
+    Warns if the sampler is sharded or is for an evaluation: nothing ensures then that all processes
+    together have each record exactly once, so a metric over them is not exact.
 
     Raises:
         ValueError: the batches are divided already, for one of several ranks. Or they are those of
