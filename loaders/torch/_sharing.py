@@ -66,25 +66,7 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
     Each tensor of more than `MAX_BYTES_BY_VALUE` takes a descriptor, and up to `batches` batches
     exist at once. Without this check, torch could wait for ever, or fail without a clear message.
     """
-
-    def is_large(shape: tuple[Any, ...], dtype: np.dtype[Any]) -> bool:
-        """Return whether a batch of rows with this shape is a tensor that is not pickled."""
-        nbytes: int = feed.sampler.batch_size * prod(shape) * dtype.itemsize
-        return nbytes > MAX_BYTES_BY_VALUE
-
-    tensors = 0  # the number of large tensors of a batch
-    for name, field in feed.spec.items():
-        if is_string(field.dtype):
-            continue
-        if None in field.shape or mode_of(feed.collate, name) != "stack":
-            tensors += 2  # its values, and their lengths, offsets or shapes
-        elif is_large(field.shape, dtype_of(field)):
-            tensors += 1
-    # Columns of the index and side tables, `feed.side`, become tensors with a row for each sample.
-    for table in (*feed.index.columns.values(), *feed.side.values()):
-        rows = table.table if isinstance(table, ByRecord) else table
-        if not isinstance(rows, StringColumn) and is_large(rows.shape[1:], rows.dtype):
-            tensors += 1
+    tensors = _max_large_tensors(feed)
     limit, needed = file_limit(), tensors * batches + open_files()
     if limit is not None and needed > limit:
         raise LoaderError(
@@ -92,6 +74,31 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
             f"{needed} at once, and this process may have {limit}",
             advice=f"raise `ulimit -n`, {ADVISE_FEWER_BATCHES}",
         )
+
+
+def _max_large_tensors(feed: Feed) -> int:
+    """Return how many tensors of a batch may have more than `MAX_BYTES_BY_VALUE`.
+
+    A batch has the fields of the samples, and rows of arrays with a row for each sample or record:
+    the columns of the index, and the side tables of the feed. Strings are no tensors.
+    """
+    count = 0
+    arrays: list[tuple[tuple[Any, ...], np.dtype[Any]]] = []  # shape and dtype of a sample
+    for name, field in feed.spec.items():
+        if is_string(field.dtype):
+            continue
+        if None in field.shape or mode_of(feed.collate, name) != "stack":
+            count += 2  # of any size: its values, and their lengths, offsets or shapes
+        else:
+            arrays.append((field.shape, dtype_of(field)))
+    for table in (*feed.index.columns.values(), *feed.side.values()):
+        rows = table.table if isinstance(table, ByRecord) else table
+        if not isinstance(rows, StringColumn):
+            arrays.append((rows.shape[1:], rows.dtype))
+    for shape, dtype in arrays:
+        if feed.sampler.batch_size * prod(shape) * dtype.itemsize > MAX_BYTES_BY_VALUE:
+            count += 1
+    return count
 
 
 def check_semaphores() -> None:

@@ -371,17 +371,17 @@ class _Pass(Iterator[Batch]):
         """Stop the threads and workers of the pass.
 
         `_sent` yields the batches that are sent to the device. With workers, it is a `Prefetcher`:
-        a thread that takes the batches from the workers, and copies them.
+        a thread takes the batches from the workers, and copies them to the device.
         """
         if self._workers is None:
             self._sent.close()  # a generator or a thread
             return
         self._workers.cancel()  # first: no more records are read for the batches under way
-        self._sent.close()  # ends the thread, which takes batches from the workers
-        self._workers.close()  # no thread uses them any more
-        # Worker processes may stay for the next pass. But not if one has died, or if the thread has
-        # not ended. `_workers` of the loader is a cached property: deleted here, it is computed
-        # again when the next pass needs workers.
+        self._sent.close()  # stops the thread, but waits for only a few seconds
+        self._workers.close()
+        # Worker processes may stay for the next pass. But not if one has died, or if the thread
+        # still uses them. `_workers` of the loader is a cached property: deleted here, it is
+        # computed again when the next pass needs workers.
         if self._workers.any_died or cast(Prefetcher[Sent], self._sent).busy:
             vars(self._loader).pop("_workers", None)
 
