@@ -110,13 +110,12 @@ class ReuseSampler(Sampler):
         """Return the sample id at each of these positions, `record * reuse + use`, int64[n].
 
         The uses of all records are one sequence: the records in random order, each `reuse` times in
-        a row. With 3 uses, index 4 of the sequence is use 1 of the second record. `_round_robin`
-        says in which order the sequence is read, so that the uses of a record are in different
-        batches.
+        a row. `_round_robin` says in which order the sequence is read, so that the uses of a record
+        are in different batches. The comment has an example with 3 uses.
         """
         epoch_key = derive(self._key, epoch)
         index = self._round_robin(epoch, derive(epoch_key, 0)).indices_at(positions)
-        number, use = np.divmod(index, self._reuse)  # of the record in random order, and of its use
+        number, use = np.divmod(index, self._reuse)  # index 4 is use 1 of record number 1
         record = permute(self.num_records, derive(epoch_key, 1), number)
         return record * self._reuse + use
 
@@ -154,15 +153,28 @@ def _staggered_first_rounds(bounds: Int64s, reuse: int) -> Int64s:
     # the next one after that of b1 (round 0 comes after the last).
     starts_chain = bounds[:-1] % reuse == 0  # [True, True] above, [True, False] for this chain
     chain_of_segment = np.cumsum(starts_chain) - 1  # [0, 1], or [0, 0]
-    # A chain has first uses at a regular period, from its first round on. Segment i of the chain
-    # starts i * length uses after the chain, so it has first uses in the rounds -i * length modulo
-    # `reuse`. These are multiples of gcd(length, reuse), as it divides both. The next chain starts
-    # when i * length is a multiple of `reuse`. Until then, each multiple comes once.
     # All segments have the same length, or lengths that differ by one, which is ignored here.
     lengths = np.diff(bounds)[starts_chain]  # of the segments of each chain: [6, 6], or [6]
-    periods = np.gcd(lengths, reuse)  # [3, 3], or [2]: a0 in round 0, c0 in round 2, b0 in round 4
+    periods = _first_use_periods(lengths, reuse)  # [3, 3], or [2]
     first_rounds: Int64s = _evenly_spread_offsets(periods)[chain_of_segment]
     return first_rounds
+
+
+def _first_use_periods(lengths: Int64s, reuse: int) -> Int64s:
+    """Return the number of rounds from one first use of a record to the next, in each chain.
+
+    A chain is a few consecutive segments of equal length, which are read side by side, one use of
+    each in a round. With 4 uses of each record and 2 segments of length 6, it is 2 rounds: a0 is
+    read in round 0, c0 in round 2 and b0 in round 4::
+
+        a0 a1 a2 a3 b0 b1
+        b2 b3 c0 c1 c2 c3
+
+    Segment i starts i * length uses after the chain, so it has first uses in the rounds -i * length
+    modulo `reuse`. These are multiples of gcd(length, reuse), as it divides both. The chain ends
+    when i * length is a multiple of `reuse`. Until then, each multiple comes once.
+    """
+    return np.gcd(lengths, reuse)
 
 
 def _evenly_spread_offsets(periods: Int64s) -> Int64s:
