@@ -157,8 +157,8 @@ class BucketBatchSampler(BatchStream):
 
         The order is by cost, such as the length of a sentence, with some randomness: the sort key
         of a record is the sum of all costs up to its own, plus a random shift. Most records cost
-        too little or too much to come at these positions. So only the others are sorted, the
-        candidates.
+        too little or too much to come at these positions. So only the other records, the
+        candidates, are sorted.
         """
         first, last = self._candidate_range(start, stop)
         candidates = self._records_by_cost[first : last + 1]

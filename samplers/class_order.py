@@ -161,7 +161,7 @@ class ClassOrder:
         have all ids from 0 to n - 1, so that each of the `records` has a class.
         """
         class_of = self._class_of_records(len(self.records))
-        # This sorts the indices 0, 1, 2, ... of `records` by class: replace them by the records.
+        # Sort the indices 0, 1, 2, ... of `records` by class, and replace them by the records.
         return ClassOrder(class_of[records])._with_ids(records, self.digest)
 
     def _with_ids(self, ids: Int64s, digest: str) -> ClassOrder:

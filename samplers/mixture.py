@@ -209,8 +209,9 @@ class MixtureSampler(Sampler):
         `max_counts` is the largest number of samples of each sampler in a batch, with a row for
         each set of weights: int64[sets of weights, samplers]. The result is bool of this shape.
         """
-        # A batch has at most `max_counts` first samples of an epoch, and one fewer last samples. No
-        # sample may be both: the last ones must stay where they are.
+        # The first `max_counts` samples of an epoch are reordered. Before them, a batch may have up
+        # to `max_counts - 1` samples of the previous epoch, which must stay where they are. So an
+        # epoch needs as many samples as both numbers together.
         is_long_enough: Bools = self._lengths >= max_counts + (max_counts - 1)
         # A sampler that is itself a mixture `repeats` a record in few batches, if at all. So its
         # start is reordered, too: this prevents most of the repeats.

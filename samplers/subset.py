@@ -82,13 +82,13 @@ class SubsetSampler(InnerSampler):
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return for each record a range of records that are read around the same time: its span.
 
-        A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`. Both are int64[n].
+        A loader prefetches a span as a whole. The result is the first record of each span, and the
+        record after its last: int64[n] each.
 
-        The inner sampler reads the records of the subset in blocks. A block becomes a span if at
-        least half of the records from its first to its last are in the subset: the block 2 3 5
-        does, with 3 of the 4 records 2 to 5. Otherwise the span is the record alone: the block
-        40 90 has only 2 of 51 records.
+        The inner sampler reads the records of the subset in blocks. The span of a record is that
+        from the first to the last record of its block, if at least half of the records in between
+        are in the subset: the block 2 3 5 has 3 of the 4 records 2 to 5. Otherwise the span is the
+        record alone: the block 40 90 has only 2 of 51 records.
         """
         if not self.traits.reads_blocks:
             return super().spans(records)  # each record by itself
@@ -325,10 +325,9 @@ def _ids_or_key_hashes(records: SupportsIndex | Sized) -> Int64s | UInt64s:
 
 
 def _is_list_of_keys(records: Any) -> bool:
-    """Return whether this is a list, and not one of samples, which is a dataset.
+    """Return whether the records are given by a list of keys, not by a number or a dataset.
 
-    The items of a list of keys should be strings, which is not checked here. Samples are dicts,
-    tuples or arrays.
+    A list of samples (dicts, tuples or arrays) is a dataset. Other items should be keys.
     """
     if isinstance(records, str) or not validate.is_list(records):
         return False

@@ -109,7 +109,8 @@ class Samples:
         """Return which view or use of its record each sample id is, from 0 on.
 
         A view is a variant of a record, such as one of its captions. A sampler may also use a
-        record several times an epoch. The result is int64 of the shape of `ids`.
+        record several times an epoch. Here each record has only view 0. The result is int64 of the
+        shape of `ids`.
         """
         return np.zeros(np.shape(ids), dtype=np.int64)
 

@@ -236,7 +236,8 @@ class _BlockSizeSums(PrefixSums):
 
         `_compute_table` needs the short blocks of all shards, which takes long. So this is called
         many times before, with a fraction that grows from 0 to 1, and each call goes on where the
-        last one stopped. At 0.8 all shards are done, so that the table is ready in time.
+        last one stopped. The factor `_HEAD_START` is 1.25: at a fraction of 0.8 all shards are
+        done, before the table is needed.
         """
         num_shards = self._blocks.num_shards
         self._missing_in_rows(min(num_shards, int(num_shards * fraction * _HEAD_START)))

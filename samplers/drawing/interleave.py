@@ -124,7 +124,7 @@ class Interleave:
         streams = self._streams[shuffled]  # the elements 2 1 0 have the streams [1, 0, 0]
         # The positions of stream 0, ascending, then those of stream 1.
         positions = np.argsort(streams, axis=1, kind="stable")  # [1, 2, 0]
-        # The elements have this order, too: element 0 comes at position 1, element 1 at position 2.
+        # So element 0 is at position 1, element 1 at position 2, and element 2 at position 0.
         elements: Unsigned = np.arange(size, dtype=np.min_scalar_type(size))
         periods = np.empty((len(keys), size), elements.dtype)
         np.put_along_axis(periods, positions, elements, axis=1)  # [2, 0, 1]

@@ -140,7 +140,8 @@ class ShuffledRoundRobin:
         """
         # The round of each position, [0, 0, 1, 1, 2], and the index in it, [0, 1, 0, 1, 0].
         round_, index_in_round = self._rounds.locate(positions)
-        # The segments, [1, 0, 0, 1, 0], are entries of the orders in which rounds read segments.
+        # `_orders` are the segments in the order of each round. The segment at each position is the
+        # entry `index_in_round` of the order of round `round_`: [1, 0, 0, 1, 0].
         segment = computed_entries(round_, index_in_round, self._orders, self._max_rounds)
         rounds_since_first = round_ - self._first_rounds[segment]  # [0, -1, 0, 1, 1]
         # Cyclically: -1 is offset 2 of the 3 indices of segment 0.
