@@ -1,6 +1,7 @@
 """What must end by itself, each in a fork of a process that has imported all and done nothing.
 
-`python tensorflow_faults.py HOW HOW …` says how each ended, after what each said.
+`python tensorflow_faults.py HOW HOW …` runs all at once, and says how each ended, after what it
+said.
 """
 
 import os
@@ -50,10 +51,17 @@ def main(how: str) -> None:
 
 
 if __name__ == "__main__":
+    running = []
     for way in sys.argv[1:]:
+        output = os.memfd_create(way)
         child = os.fork()
         if not child:
+            os.dup2(output, sys.stderr.fileno())
             main(way)
             break
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(f"{way}: status {status}", file=sys.stderr, flush=True)
+        running.append((way, child, output))
+    else:
+        for way, child, output in running:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            os.write(sys.stderr.fileno(), os.pread(output, 1 << 20, 0))
+            print(f"{way}: status {status}", file=sys.stderr, flush=True)
