@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cases import mark_long
 from support.inside import main
 from support.servers import RangeServer
 from support.shards import tars, tfrecords
@@ -108,8 +110,13 @@ def test_info_counts_the_bytes_of_loose_files(
     assert "bytes: 6\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("container", ["tfrecord", "tar"])
-@pytest.mark.parametrize("what", ["folder", "names", "numbers", "nothing", "names of a few"])
+@pytest.mark.parametrize(
+    ("container", "what"),
+    mark_long(
+        product(["tfrecord", "tar"], ["folder", "names", "numbers", "nothing", "names of a few"]),
+        but_every=2,
+    ),
+)
 @pytest.mark.filterwarnings("ignore:fields that some")
 def test_info_prints_options_that_rebuild_packed_index(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], container: Any, what: str

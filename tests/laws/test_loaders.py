@@ -44,7 +44,7 @@ def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("number", "make"),
-    mark_long([(n, make) for n, (_, make) in enumerate(FED)], but_every=5),
+    mark_long([(n, make) for n, (_, make) in enumerate(FED)], but_every=9),
     ids=[c[0] for c in FED],
 )
 def test_sampler_laws_hold_through_loader(number: int, make: Callable[[], BatchStream]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.cases import mark_long
 from support.programs import PYTHON, QUIET
 
 pytestmark = pytest.mark.frameworks
@@ -38,12 +39,15 @@ NEED_A_FILE = {"what it is", "workers"}
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        (name, how)
-        for name in PROGRAMS
-        for how in ("script", "-m", "-c")
-        if how != "-c" or name not in NEED_A_FILE
-    ],
+    mark_long(
+        [
+            (name, how)
+            for name in PROGRAMS
+            for how in ("script", "-m", "-c")
+            if how != "-c" or name not in NEED_A_FILE
+        ],
+        but_every=2,
+    ),
 )
 def test_forked_program_behaves_like_fresh_interpreter(tmp_path: Path, name: str, how: str) -> None:
     (tmp_path / "mine.py").write_text(PROGRAMS[name])

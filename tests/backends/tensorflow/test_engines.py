@@ -58,7 +58,7 @@ def test_snapshot_repeats_its_epoch(made: Transform | None, tmp_path: Path) -> N
             assert [batch["id"].numpy().tolist() for batch in kept] == ids_of(STORED, 0)
 
 
-@pytest.mark.parametrize("name", mark_long([name for name, _ in FED], but_every=6))
+@pytest.mark.parametrize("name", mark_long([name for name, _ in FED], but_every=9))
 def test_dataset_equals_plain_loop(name: str) -> None:
     make = dict(FED)[name]
     index = packed(make().num_records)

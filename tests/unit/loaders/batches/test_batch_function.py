@@ -91,7 +91,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("name", mark_long(STREAMS, but_every=2))
+@pytest.mark.parametrize("name", mark_long(STREAMS, but_every=4))
 def test_batch_transform_results_are_equal_in_every_loader(index: Index, name: str) -> None:
     feed = Feed(index, STREAMS[name](index), decode=decoded, batch_transform=mixed)
     wanted = [noted(batch) for epoch in (0, 1) for batch in by_hand(feed, epoch)]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import sampler_definitions as slow
+from support.cases import mark_long
 
 from twinfeed.samplers import BatchSampler, ReuseSampler, ShardShuffleSampler, diagnose
 from twinfeed.samplers.drawing import blocks
@@ -129,7 +130,7 @@ def _in_rows(order: ShardShuffleSampler, lengths: list[int], width: int) -> list
 
 
 @pytest.mark.parametrize("sections", [1, 4])
-@pytest.mark.parametrize("window", [1, 5, 15, 16, 17, 60])
+@pytest.mark.parametrize("window", mark_long([1, 5, 16, 15, 17, 60], but_every=2))
 @pytest.mark.parametrize(
     "lengths",
     [
