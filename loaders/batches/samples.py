@@ -325,18 +325,14 @@ class Samples:
         return self._decode(records[position : position + 1])[0]
 
     def _call_decode(
-        self,
-        decode: Any,
-        records: Int64s,
-        *more_arguments: Sequence[Any],
-        in_place: Container[str] = (),
+        self, decode: Any, records: Int64s, *arguments: Sequence[Any], in_place: Container[str] = ()
     ) -> list[Fields]:
         """Read records, and call the user's decode for the sample of each, on the threads.
 
         Args:
             decode: the user's function, or its method `into`.
             records: record ids.
-            *more_arguments: the arguments of decode after the sample, each with a value per record.
+            *arguments: the arguments of decode after the sample, each a list of a value per record.
             in_place: fields that decode writes to the rows of one array. They share memory on
                 purpose, so they are not checked.
 
@@ -344,8 +340,8 @@ class Samples:
             DecodeError: decode failed; or it fills and returns the same array in each call, and so
                 overwrites the result of the call before.
         """
-        arguments = records, self._read_samples(records), *more_arguments
-        decoded = self.meter.timed("decoding", self.sample_map.map, "decode", decode, *arguments)
+        inputs = records, self._read_samples(records), *arguments
+        decoded = self.meter.timed("decoding", self.sample_map.map, "decode", decode, *inputs)
         decode_again = partial(self._decode_one, records)  # decode_again(2) decodes records[2]
         self._check_overwritten("decode", decoded, records, decode_again, in_place)
         return decoded

@@ -74,8 +74,7 @@ def assign_classes(
     Raises:
         ValueError: a name is not in `classes`, or `background` is an integer and labels are names.
     """
-    present = [name for name in names if name is not None]
-    not_integers = [name for name in present if not (from_text and _is_integer(name))]
+    not_integers = [name for name in names if name and not (from_text and _is_integer(name))]
     if not_integers and None in names and isinstance(background, int):
         raise ValueError(
             f"background={background} is an integer, and labels are names ({min(not_integers)!r})"

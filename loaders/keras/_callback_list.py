@@ -73,7 +73,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         scheduler has halved the rate from 8 to 4, and another callback has set 3 within the epoch.
         """
         rates = _model.learning_rates(self.model.optimizer)
-        checkpoint_rates = _model.to_numpy(rates)  # 3: the model is that of the checkpoint already
+        checkpoint_rates = _model.to_numpy(rates)  # 3: the model was restored already
         self._restore_callbacks(checkpoint)
         _model.assign(self.model.metrics_variables, checkpoint.state["metrics"])
         _model.assign(rates, checkpoint.state["rates"])  # 8

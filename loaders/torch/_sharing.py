@@ -7,7 +7,6 @@ import os
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -79,26 +78,26 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
 def _max_large_tensors(feed: Feed) -> int:
     """Return how many tensors of a batch may have more than `MAX_BYTES_BY_VALUE`.
 
-    A batch has the fields of the samples, and rows of arrays with a row for each sample or record:
-    the columns of the index, and the side tables of the feed. Strings are no tensors.
+    A batch has the fields of the samples, the columns of the index, and the side tables of the
+    feed: arrays with a row for each sample, or in a `ByRecord` for each record. Strings are no
+    tensors.
     """
     count = 0
-    arrays: list[tuple[tuple[Any, ...], np.dtype[Any]]] = []  # shape and dtype of a sample
+    sample_sizes: list[int] = []  # for each of the other tensors, the bytes of a sample
     for name, field in feed.spec.items():
         if is_string(field.dtype):
             continue
         if None in field.shape or mode_of(feed.collate, name) != "stack":
             count += 2  # of any size: its values, and their lengths, offsets or shapes
         else:
-            arrays.append((field.shape, dtype_of(field)))
+            shape: tuple[Any, ...] = field.shape
+            sample_sizes.append(prod(shape) * dtype_of(field).itemsize)
     for table in (*feed.index.columns.values(), *feed.side.values()):
         rows = table.table if isinstance(table, ByRecord) else table
         if not isinstance(rows, StringColumn):
-            arrays.append((rows.shape[1:], rows.dtype))
-    for shape, dtype in arrays:
-        if feed.sampler.batch_size * prod(shape) * dtype.itemsize > MAX_BYTES_BY_VALUE:
-            count += 1
-    return count
+            sample_sizes.append(prod(rows.shape[1:]) * rows.dtype.itemsize)
+    batch_size = feed.sampler.batch_size
+    return count + sum(batch_size * size > MAX_BYTES_BY_VALUE for size in sample_sizes)
 
 
 def check_semaphores() -> None:
