@@ -83,7 +83,7 @@ def _max_large_tensors(feed: Feed) -> int:
     tensors.
     """
     count = 0
-    sample_sizes: list[int] = []  # for each of the other tensors, the bytes of a sample
+    sizes: list[int] = []  # for each of the other tensors, the bytes of a sample
     for name, field in feed.spec.items():
         if is_string(field.dtype):
             continue
@@ -91,13 +91,12 @@ def _max_large_tensors(feed: Feed) -> int:
             count += 2  # of any size: its values, and their lengths, offsets or shapes
         else:
             shape: tuple[Any, ...] = field.shape
-            sample_sizes.append(prod(shape) * dtype_of(field).itemsize)
+            sizes.append(prod(shape) * dtype_of(field).itemsize)
     for table in (*feed.index.columns.values(), *feed.side.values()):
         rows = table.table if isinstance(table, ByRecord) else table
         if not isinstance(rows, StringColumn):
-            sample_sizes.append(prod(rows.shape[1:]) * rows.dtype.itemsize)
-    batch_size = feed.sampler.batch_size
-    return count + sum(batch_size * size > MAX_BYTES_BY_VALUE for size in sample_sizes)
+            sizes.append(prod(rows.shape[1:]) * rows.dtype.itemsize)
+    return count + sum(feed.sampler.batch_size * size > MAX_BYTES_BY_VALUE for size in sizes)
 
 
 def check_semaphores() -> None:
