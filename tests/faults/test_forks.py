@@ -39,7 +39,10 @@ def check(lines: list[str], *, begins: str = "True 1 0", after: tuple[int, int] 
     assert lines[4:] == ["begins 0", f"parent True {one} 0", "drops 0", f"parent 24 {two} 0"]
 
 
-@pytest.mark.parametrize("loader", ["numpy", "numpy, copied", "numpy, nothing ahead"])
+@pytest.mark.parametrize(
+    "loader",
+    ["numpy", pytest.param("numpy, copied", marks=pytest.mark.long), "numpy, nothing ahead"],
+)
 def test_forked_child_keeps_pass_of_parent(loader: str) -> None:
     check(forked(loader))
 

@@ -78,7 +78,7 @@ def read(index: Index) -> list[str]:
         return [bytes(one).decode() for one in reader.read(range(len(index)))["x"]]
 
 
-@pytest.mark.parametrize("odd", mark_long(ODD, but_every=5))
+@pytest.mark.parametrize("odd", mark_long(ODD, but_every=7))
 def test_odd_key_is_read_exactly(tmp_path: Path, bucket: Any, odd: str) -> None:
     """In a folder, a name, a glob's folder, a root, and in the place of the index."""
     put(tmp_path, bucket, f"top/{odd}/s.tfrecord")
@@ -117,7 +117,7 @@ def test_literal_key_wins_over_a_pattern(tmp_path: Path, bucket: Any) -> None:
     assert read(found) == ["a*.tfrecord", "ab.tfrecord", "c.tfrecord"]
 
 
-@pytest.mark.parametrize("odd", mark_long(ODD, but_every=5, first=2))
+@pytest.mark.parametrize("odd", mark_long(ODD, but_every=7, first=2))
 def test_index_at_an_odd_key_overwrites_no_other(tmp_path: Path, bucket: Any, odd: str) -> None:
     """And no other index is overwritten, in the store or in the cache."""
     cache = DiskCache(tmp_path / "cache", bytes=10**8)
