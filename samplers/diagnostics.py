@@ -216,7 +216,7 @@ def diagnose(
     Args:
         stream: a batch sampler, a sampler, or ids. Padding (-1) is left out.
         epoch: the epoch of a sampler.
-        batch_size: the samples of a batch, unless `stream` is a batch sampler, which has its own.
+        batch_size: the samples of a batch, needed unless `stream` is a batch sampler.
         num_records: the number of records, if ids are given; by default the highest id plus 1.
         labels: the label of each record, to count the distinct classes of a batch.
         shard_lengths: the records of each shard, to count the distinct shards of a batch.
@@ -266,9 +266,10 @@ def _samples_of(
     if isinstance(stream, Sampler):
         stream, batch_size = BatchSampler(stream, batch_size=_required_size(batch_size)), None
     if isinstance(stream, BatchStream):
-        if batch_size is not None:
-            raise ValueError(f"batch_size must be left out for a batch sampler, got {batch_size}")
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
+        own_size = max(map(len, batches), default=0)
+        if batch_size not in (None, own_size):
+            raise ValueError(f"batch_size must be the sampler's own {own_size}, got {batch_size}")
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
         batch_index = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
         num_records = stream.num_records

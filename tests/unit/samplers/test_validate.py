@@ -549,7 +549,7 @@ REFUSED: Refused = [
     (
         lambda: diagnose(BatchSampler(SequentialSampler(4), batch_size=2), batch_size=4),
         ValueError,
-        "batch_size must be left out for a batch sampler, got 4",
+        "batch_size must be the sampler's own 2, got 4",
     ),
     (lambda: diagnose([0], batch_size=1).plot(), TypeError, "'axes': write diagnosis.plot(axes)"),
     (lambda: diagnose([0], batch_size=1).plot(1), TypeError, "must be axes of matplotlib, got 1"),
