@@ -344,6 +344,11 @@ REFUSED: Refused = [
     (lambda: pk()().explain(world_size=0), ValueError, "world_size must be at least 1, got 0"),
     (lambda: pk()().shard(1, 2).shard(0, 2), ValueError, "already rank 1 of 2"),
     (
+        lambda: RandomSampler(30, seed=0).ids(2**58, [0]),
+        ValueError,
+        f"epoch must be below {2**62 // 30}, got {2**58}",
+    ),
+    (
         lambda: reuse()().set_epoch(2**58),
         ValueError,
         f"epoch must be below {2**62 // 30}, got {2**58}",
