@@ -102,8 +102,9 @@ class Exclusion:
         """
         out = np.empty_like(ids)
         pending = np.arange(len(out))  # the indices that still have no replacement
-        # The number of the first candidate to try, another one for each excluded record.
-        number = self._first[np.searchsorted(self._excluded_ids, ids)]
+        # The number of the first candidate to try, another one for each excluded record. It is an
+        # index in the ids of all steps, which may be more than n, since a step may repeat ids.
+        number = self._first[np.searchsorted(self._excluded_ids, ids)] % self._num_records
         attempt = 0
         while len(pending):
             new_positions = permute(self._num_records, derive(self._key, epoch), number)

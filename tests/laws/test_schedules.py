@@ -308,6 +308,14 @@ def test_replacements_come_from_all_remaining_records() -> None:
     assert found == set(range(20)) - {7}
 
 
+def test_steps_of_exclude_may_repeat_ids() -> None:
+    """There are more entries than records, and half of the records are left in the end."""
+    exclude = {1: [0, 1], 2: [0], 3: [0, 1], 4: [0], 5: [0, 1, 2]}
+    sampler = BatchSampler(RandomSampler(6, seed=0, exclude=exclude), batch_size=2)
+    ids = np.concatenate(sampler.batches(2, 0, 3))
+    assert set(ids.tolist()) <= {3, 4, 5}
+
+
 def test_evaluation_with_exclude_is_refused() -> None:
     """Every record once is every record."""
 
