@@ -122,7 +122,7 @@ def _is_number(value: Any) -> bool:
     """Return whether a value is a scalar number, of Python, numpy, torch or another library."""
     is_convertible = hasattr(value, "__index__") or hasattr(value, "__float__")
     # An array has `__float__`, too. A scalar has no shape, or the empty shape ().
-    is_scalar = not getattr(value, "shape", ())
+    is_scalar = getattr(value, "shape", ()) == ()
     return is_convertible and is_scalar and not isinstance(value, (str, bytes))
 
 

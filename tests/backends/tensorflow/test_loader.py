@@ -48,6 +48,11 @@ def ids(batches: Any) -> list[list[int]]:
     return [batch["id"].numpy().tolist() for batch in batches]
 
 
+def test_scalar_tensor_is_a_number_of_records() -> None:
+    """Such as the cardinality of a dataset."""
+    assert len(RandomSampler(tf.data.Dataset.range(10).cardinality(), seed=0)) == 10
+
+
 def test_pass_after_break_continues_after_received_batches() -> None:
     one, got = loader(packed(RECORDS), sampler(), prefetch=8), []
     for stop in (3, 7, 8, 16):
