@@ -321,7 +321,8 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         unsharded = copy.copy(self)
         unsharded.rank, unsharded.world_size = 0, 1
         ranks = [unsharded.shard(rank, world) for rank in range(world)]
-        return batch_table(repr(self), [rank.batches(self.epoch, 0, stop) for rank in ranks], self)
+        batches = [rank.batches(self.epoch, 0, stop) for rank in ranks]
+        return batch_table(self._describe(), batches, self)
 
     @property
     def sampler(self: _Stream) -> _Stream:

@@ -338,6 +338,7 @@ def repr_is_one_line_and_explain_draws_ranks(name: str, sampler: BatchStream) ->
     assert f"{len(sampler):,} batch{'' if len(sampler) == 1 else 'es'} of" in repr(sampler)
     drawing = sampler.explain(num_steps=3, world_size=2).splitlines()
     assert drawing[0] == repr(sampler)
+    assert sampler.shard(0, 1).explain().startswith(f"{sampler!r}\n")
     assert repr(sampler.shard(0, 1)) == f"rank 0 of 1 of {sampler!r}"
     assert drawing[1].split() == ["step", "rank", "0", "rank", "1"]
     assert len(drawing) == 2 + min(3, len(sampler))
