@@ -181,7 +181,7 @@ class _PhaseSchedule:
         """
         k = self._phase.k
         # What each class draws from: the number of its records, and its first subset of these.
-        sizes = np.array(self._classes.sizes)
+        sizes = np.array(self._classes.sizes, np.int64)
         first_subset = np.zeros_like(sizes)
         for step, classes, remaining in exclusions:
             counts_before_step = self._count_batches(max(self._phase.start, step))
