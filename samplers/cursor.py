@@ -87,9 +87,9 @@ class Cursor:
     def _check_loaded_state(self) -> None:
         """Warn if batches are skipped or repeated, since `set_epoch` was called after a load.
 
-        This is called at each batch, and warns at the first one after a state was loaded. If the
-        state is of the middle of an epoch, and then another epoch was set, the remaining batches of
-        its epoch are skipped.
+        This is called at each batch, or at the start of an iteration over ids, and warns at the
+        first call after a state was loaded. If the state is of the middle of an epoch, and then
+        another epoch was set, the remaining batches of its epoch are skipped.
         """
         if self._loaded is None:
             return

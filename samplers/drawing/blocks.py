@@ -257,7 +257,9 @@ class _BlockSizeSums(PrefixSums):
         return table  # [0, 8, 13, 17]
 
     def _missing_in_rows(self, stop: int) -> Int64s:
-        """Return how many records the short blocks of the first `stop` shards lack, int64[rows].
+        """Return how many records the short blocks of the first shards lack, int64[rows].
+
+        These are the first `stop` shards or more.
 
         Shards are divided into blocks of equal size, but the last block of a shard may be short.
         All blocks are in a random order, and a row is `_row_size` consecutive blocks. The short
@@ -265,7 +267,7 @@ class _BlockSizeSums(PrefixSums):
         """
         first, num_missing = self._progress
         for start in range(first, stop, _CHUNK):
-            shards = slice(start, min(start + _CHUNK, stop))
+            shards = slice(start, min(start + _CHUNK, self._blocks.num_shards))  # whole chunks
             block_numbers, missing = self._blocks.short_blocks(shards)
             positions = inverse_permute(len(self._counts), self._key, block_numbers)
             # Not in place, since another thread may count the same shards.

@@ -58,7 +58,7 @@ class FairSubsets:
         # of the traversal before. In a population of n < m + (m - 1) items, the first m and the
         # last m - 1 overlap. There, m / gcd(n, m) traversals in a row have the same order instead:
         # any n consecutive items of these are distinct, and so are the m of a subset. A subset ends
-        # where the order changes: with n = 3 and m = 2, two traversals are three subsets.
+        # where the order changes: with n = 4 and m = 3, three traversals are four subsets.
         is_small = n < 2 * m - 1
         num_equal = np.where(is_small, m // np.gcd(n, m), 1)
         items = self._permuted(population, traversal[:, 0] // num_equal, position)

@@ -117,11 +117,12 @@ class Interleave:
         a period, and 2 1 0 is not. The comments have the values for the period 2 0 1.
         """
         size = self._period_size
+        # The streams of shuffled elements: the elements 2 1 0 have the streams [1, 0, 0].
         if size <= MAX_TABLE_SIZE:
-            shuffled = random_permutations(keys, size)
+            streams = self._streams[random_permutations(keys, size)]
         else:
-            shuffled = np.stack([permute(size, key, np.arange(size)) for key in keys.tolist()])
-        streams = self._streams[shuffled]  # the elements 2 1 0 have the streams [1, 0, 0]
+            orders = (permute(size, key, np.arange(size)) for key in keys.tolist())
+            streams = np.stack([self._streams[order] for order in orders])
         # The positions of stream 0, ascending, then those of stream 1.
         positions = np.argsort(streams, axis=1, kind="stable")  # [1, 2, 0]
         # So element 0 is at position 1, element 1 at position 2, and element 2 at position 0.
