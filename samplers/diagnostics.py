@@ -268,8 +268,9 @@ def _samples_of(
     if isinstance(stream, BatchStream):
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
         own_size = max(map(len, batches), default=0)
-        if batch_size not in (None, own_size):
-            raise ValueError(f"batch_size must be the sampler's own {own_size}, got {batch_size}")
+        if batch_size not in (None, stream.batch_size, own_size):
+            own = stream.batch_size
+            raise ValueError(f"batch_size must be the sampler's own {own}, got {batch_size}")
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
         batch_index = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
         num_records = stream.num_records
