@@ -316,7 +316,7 @@ def _feature(name: str, value: Any) -> bytes:
         raise ValueError(f"feature {name!r} must be one-dimensional, not of shape {array.shape}")
     if array.dtype.kind in "SUO" and len(array) == 0:
         return length_delimited(TAG_1, b"")
-    _check_int64(name, values, array)
+    array = _exact_integers(name, values, array)
     if array.dtype.kind == "f":
         return _packed(TAG_2, _float32(name, array).tobytes())
     if array.dtype.kind not in "iub":
@@ -325,19 +325,25 @@ def _feature(name: str, value: Any) -> bytes:
     return _packed(TAG_3, b"".join(varint(item & (1 << 64) - 1) for item in map(int, array)))
 
 
-def _check_int64(name: str, values: Any, array: npt.NDArray[Any]) -> None:
-    """Raise ValueError for integers beyond int64. `array` is `np.asarray(values)`.
+def _exact_integers(name: str, values: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return integers exactly, and other values as they are. `array` is `np.asarray(values)`.
 
-    numpy converts a list with such integers to an array of uint64, of floats or of objects.
+    numpy converts a list to floats if it has integers of uint64 beside others, and to objects if it
+    has larger ones.
+
+    Raises:
+        ValueError: an integer beyond int64.
     """
-    if array.dtype.kind in "fO" and all(isinstance(value, int) for value in values):
-        array = np.array(values, object)  # the integers, exactly
-    elif array.dtype.kind != "u":  # floats, or integers that fit
-        return
+    is_converted = array.dtype.kind in "fO" and not isinstance(values, np.ndarray)
+    if is_converted and all(isinstance(value, (int, np.integer)) for value in values):
+        array = np.array([int(value) for value in values], object)
+    elif array.dtype.kind != "u":
+        return array
     limits = np.iinfo(np.int64)
     beyond = array[(array < limits.min) | (array > limits.max)]
     if len(beyond):
         raise ValueError(f"feature {name!r} must fit into int64, got {beyond[0]}")
+    return array.astype(np.int64)
 
 
 def _float32(name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

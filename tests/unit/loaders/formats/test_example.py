@@ -409,6 +409,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (1 << 70, ValueError, "must fit into int64, got 1180591620717411303424"),
     ([5, -(1 << 70)], ValueError, "must fit into int64, got -1180591620717411303424"),
     (np.uint64([5, 1 << 63]), ValueError, "must fit into int64, got 9223372036854775808"),
+    ([1 << 64, np.int64(1)], ValueError, "must fit into int64, got 18446744073709551616"),
     (np.array([5, 6], object), TypeError, "must hold bytes, str, integers or floats"),
     ([1e300], ValueError, "must fit into float32, got 1e"),
 ]
