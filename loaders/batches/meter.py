@@ -77,7 +77,7 @@ class PassReport:
             lines.append("  how long the loop waited is not known here")
         elif self.batches:
             share = self.waiting / max(self.seconds, 1e-9)
-            only_first = self.waiting - self.first <= 0.1 * self.seconds
+            only_first = self.waiting - self.first <= 0.1 * (self.seconds - self.first)
             slow = "only the first batch holds it back" if only_first else "data hold it back"
             verdict = slow if share > 0.1 else "data do not hold it back"
             lines += [
