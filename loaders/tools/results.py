@@ -252,8 +252,10 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
 
 def _gather(part: Part, all_gather: Callable[[Part], Sequence[Part]]) -> Part:
     """Return the rows of all ranks; raise TypeError if `all_gather` does not return their parts."""
-    parts = all_gather(part) if callable(all_gather) else all_gather
-    if not isinstance(parts, (list, tuple)) or not all(isinstance(p, np.ndarray) for p in parts):
+    if not callable(all_gather):
+        raise TypeError(f"all_gather must be a function, got {all_gather!r:.80}")
+    parts = all_gather(part)
+    if not isinstance(parts, Sequence) or not all(isinstance(p, np.ndarray) for p in parts):
         raise TypeError(f"all_gather must return the list of all ranks' parts, got {parts!r:.80}")
     return _concatenate(parts)
 

@@ -357,7 +357,7 @@ def test_save_removes_leftovers_of_killed_saves(tmp_path: Path) -> None:
     [
         (lambda: Results({"x": [1]}), r"takes a feed or len\(index\), got a dict"),
         (lambda: Results("3"), r"takes a feed or len\(index\), got a str"),
-        (lambda: Results(0).gather(5), "list of all ranks' parts, got 5"),
+        (lambda: Results(0).gather(5), "all_gather must be a function, got 5"),
         (lambda: Results(0).gather(lambda part: part), r"list of all ranks' parts, got array\("),
         (lambda: Results(0).gather(lambda _: None), "list of all ranks' parts, got None"),
         (lambda: Results(0).gather(lambda part: [part, 3]), r"ranks' parts, got \[array"),
