@@ -82,20 +82,21 @@ def hint_arguments(**hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         is_constructor = function.__name__ == "__init__"  # whose first parameter is `self`
         parameters = [*inspect.signature(function).parameters.values()][is_constructor:]
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        names = [p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY]
-        num_required = sum(p.default is p.empty for p in positional)
+        unnamed = [p.name for p in positional if p.kind is p.POSITIONAL_ONLY]
+        names = [p.name for p in parameters if p.name not in unnamed]
+        num_required = sum(p.default is p.empty for p in positional if p.name in unnamed)
         arguments = ", ".join(p.name for p in positional)
 
         @wraps(function)
         def check_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
             what = type(args[0]).__name__ if is_constructor else function.__name__
             num_positional = len(args) - is_constructor
-            if num_positional < num_required and not kwargs.keys() & hints.keys():
-                raise TypeError(f"{what} needs {arguments} by position: write {what}({arguments})")
             for name in kwargs:
-                if name not in names:
+                if name not in [*names, *unnamed]:
                     hint = hints.get(name) or closest_name(name, names)
                     raise TypeError(f"{what} takes no {name}=: {hint}")
+            if num_positional < num_required or not kwargs.keys().isdisjoint(unnamed):
+                raise TypeError(f"{what} needs {arguments} by position: write {what}({arguments})")
             if num_positional > len(positional):
                 raise TypeError(
                     f"{what} takes its options by name, as in {names[-1]}=…, "
