@@ -199,14 +199,14 @@ def test_sizes_are_found_without_head(tmp_path: Path, server: RangeServer) -> No
 
 
 @pytest.mark.parametrize(("asks", "pauses"), [("2", [2.0, 1.0]), ("99", [3.0]), ("soon", None)])
-def test_retry_after_is_followed_within_patience(
+def test_retry_after_is_followed_within_retry_budget(
     tmp_path: Path,
     server: RangeServer,
     asks: str,
     pauses: list[float] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As long as it asks, and no longer than the patience."""
+    """As long as it asks, and no longer than the retry budget."""
     slept: list[float] = []
     monkeypatch.setenv("TWINFEED_PATIENCE", "3")
     monkeypatch.setattr(retries.time, "sleep", lambda seconds: seconds and slept.append(seconds))
