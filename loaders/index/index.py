@@ -333,8 +333,8 @@ class Index:
             by_size = ", ".join(f"{len(group):,} of {_range(group, 'record')}" for group in groups)
             per_class = f"{_range(sizes, 'record')} per class, median {int(np.median(sizes)):,}"
             classes = counted(len(sizes), "class")
-            if len(sizes) < self.num_classes:
-                classes = f"{len(sizes):,} of {counted(self.num_classes, 'class')} have records"
+            if len(sizes) != self.num_classes:  # the highest label plus 1
+                classes += f" (num_classes={self.num_classes:,})"
             lines.append(f"{classes}, {per_class}; classes by size: {by_size}")
         return "\n".join(lines)
 

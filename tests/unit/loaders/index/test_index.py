@@ -397,5 +397,5 @@ def test_summary_shows_sizes_and_rarest_classes(tmp_path: Path) -> None:
         "2 records in 1 shard, 2 records per shard",
         "word: bytes, 1 byte per record, 2 bytes in total",
         "label: int64[2]",
-        "2 of 3 classes have records, 1 record per class, median 1; classes by size: 2 of 1 record",
+        "2 classes (num_classes=3), 1 record per class, median 1; classes by size: 2 of 1 record",
     ]
