@@ -73,6 +73,7 @@ class ResumeCallback(keras.callbacks.Callback):
 
     Raises:
         TypeError: `loader` is not a loader, but a feed for example.
+        NotADirectoryError: `folder` is empty, a file, or below a file.
         ValueError: an `initial_epoch` that is not the loader's.
         ValueError: an epoch of `fit` is not an epoch of the loader: `steps_per_epoch`, and datasets
             that were cut or batched again. `batches_per_epoch` of a sampler makes shorter epochs.
@@ -105,7 +106,8 @@ class ResumeCallback(keras.callbacks.Callback):
         _fit_arguments.check_loader(loader)
         self.loader, self._adapter = loader, adapter_of(loader)
         self.folder = Path(folder)
-        if not os.fspath(folder) or (self.folder.exists() and not self.folder.is_dir()):
+        existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        if not os.fspath(folder) or not existing.is_dir():
             raise NotADirectoryError(f"folder must be a folder for checkpoints, got {folder!r}")
         self.order = validate.choice("order", order, (None, "unchecked"))
         self.save_freq: int | None = None
