@@ -262,7 +262,7 @@ class _UnusedEntries:
         self._next_search = 0.0  # the time before which the folder is not searched
 
     def pop_each(self) -> Iterator[str]:
-        """Yield the names of entries to evict, the oldest use first; none is yielded again.
+        """Yield the names of entries to evict, the oldest use first.
 
         If all entries that were found are evicted, search the folder. As this is slow, it is not
         done for `_SEARCH_SECONDS` after a search without a result, and never after an error.
@@ -275,7 +275,7 @@ class _UnusedEntries:
                 for name, last_use in self._disk.entries()
                 if last_use <= now - self._seconds and name.partition("-")[0] not in self._digests
             )
-            self._next_search = now if self._entries else now + _SEARCH_SECONDS
+            self._next_search = 0.0 if self._entries else now + _SEARCH_SECONDS
         while self._entries:
             last_use, name = self._entries.popleft()
             if self._disk.last_use(name) == last_use:  # else it was used after the search
