@@ -168,7 +168,7 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
     is_loader = hasattr(shards, "set_epoch")
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping) or is_loader:
         kind = type(shards).__name__
-        raise TypeError(f"shards must be paths of files, got a {kind}: of a feed, give feed.index")
+        raise TypeError(f"shards must be paths of files, got a {kind}")
     items: list[Any] = list(shards) if isinstance(shards, Sequence) else []
     if not (items and all(isinstance(item, Entry) for item in items)):
         return None

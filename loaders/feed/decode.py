@@ -109,7 +109,8 @@ class DecodeImage:
         self.mode = validate.choice("mode", mode, get_args(ImageMode))
         self._simplejpeg_colorspace = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
-        example = "size=(224, 224), with fit='crop' for torchvision's Resize and CenterCrop"
+        side = size if isinstance(size, int) and size > 1 else 224
+        example = f"size=({side}, {side}), with fit='crop' for torchvision's Resize and CenterCrop"
         self.size = _integers("size", size, ("height", "width"), example, minimum=1)
         self.fit = validate.choice("fit", fit, get_args(Fit))
         if size is None and (fit != "stretch" or reducing_gap is not None):

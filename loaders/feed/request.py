@@ -101,9 +101,9 @@ def requests(
     The sampler draws several steps at a time, and maps their sample ids to record ids and to views
     (variants of a record), which is faster than step by step.
 
-    `Schedule.change` may replace the sampler while this runs. Then the remaining steps are drawn
-    again, by the new sampler. For example, the steps 3 to 6 are drawn at once. The sampler changes
-    when the requests of the steps 3 and 4 were yielded: the steps 5 and 6 are drawn again.
+    `Schedule.replace_sampler` may replace the sampler while this runs. Then the remaining steps are
+    drawn again, by the new sampler. For example, the steps 3 to 6 are drawn at once. The sampler
+    changes when the requests of the steps 3 and 4 were yielded: the steps 5 and 6 are drawn again.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))

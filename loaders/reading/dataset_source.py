@@ -457,6 +457,7 @@ def _as_records(name: str, values: Any) -> Array:
 
     Raises:
         TypeError: the values are neither an array nor a list.
+        ValueError: a single number, or a masked array with missing values.
     """
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))

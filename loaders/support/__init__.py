@@ -8,6 +8,6 @@ Nothing here depends on shards, samplers or batches.
 - Objects: display.py has what they show of themselves.
 - Files and folders: regular.py opens regular files, atomic.py replaces and locks, temporary.py
   makes temporary folders, deletable.py guards deletions, checksum.py has CRC-32C.
-- The machine: system.py asks the operating system, pool.py a process pool, fork.py values
+- The machine: system.py asks the operating system. pool.py has a process pool, fork.py values
   per process, closing.py a context manager, progress.py a progress bar.
 """

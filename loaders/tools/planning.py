@@ -70,7 +70,7 @@ class Plan:
     used_bytes: int
     memory_bytes: int
     exact: bool = True
-    findings: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list, hash=False)
     shards: int = 0
     shard_bytes: int = 0
     remote: bool = False

@@ -238,7 +238,7 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
         self._sampler: Any = sampler
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._sampler!r})"
+        return f"<{type(self).__name__} of {self._sampler!r}>"
 
     def __len__(self) -> int:
         return len(self._sampler)

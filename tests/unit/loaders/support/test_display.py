@@ -131,8 +131,8 @@ def test_repr_of_framework_loader_shows_feed_and_position(index: Index) -> None:
         next(iter(loader))
         assert re.fullmatch(rf"<{name} of Feed\(.*\): epoch 0, step 1 of 4>", repr(loader))
         loader.close()
-    assert repr(twinfeed.TorchSampler(sampler())) == f"TorchSampler({sampler()!r})"
-    assert repr(twinfeed.RequestSampler(feed(index))) == f"RequestSampler({sampler()!r})"
+    assert repr(twinfeed.TorchSampler(sampler())) == f"<TorchSampler of {sampler()!r}>"
+    assert repr(twinfeed.RequestSampler(feed(index))) == f"<RequestSampler of {sampler()!r}>"
 
 
 @pytest.mark.parametrize("name", ["index", "feed", "results"])
