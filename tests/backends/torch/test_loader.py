@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.batches import expected, noted, received, take
 from support.threads import started_threads
-from support.torch_feeds import OPTIONS, RECORDS, lengths, pack_words
+from support.torch_feeds import OPTIONS, RECORDS, lengths
 from torch.utils.data import DataLoader
 
 from twinfeed.loaders import (
@@ -36,11 +36,6 @@ from twinfeed.samplers import (
     SequentialSampler,
     ViewSampler,
 )
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    return pack_words(tmp_path_factory.mktemp("words"))
 
 
 def random() -> BatchStream:

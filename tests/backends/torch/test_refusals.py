@@ -8,7 +8,7 @@ import pytest
 from support.own_source import Words
 from support.refusals import Call, Refused
 from support.threads import started_threads
-from support.torch_feeds import RECORDS, pack_words
+from support.torch_feeds import RECORDS
 from torch.utils.data import DataLoader
 
 from twinfeed.loaders import (
@@ -25,11 +25,6 @@ from twinfeed.samplers import (
     StateMismatchError,
     ViewSampler,
 )
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    return pack_words(tmp_path_factory.mktemp("words"))
 
 
 def fed(index: Any, sampler: BatchStream | None = None, **options: Any) -> Feed:

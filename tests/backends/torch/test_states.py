@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.batches import expected, noted
-from support.torch_feeds import OPTIONS, RECORDS, pack_words
+from support.torch_feeds import OPTIONS, RECORDS
 
 from twinfeed.loaders import (
     Feed,
@@ -27,11 +27,6 @@ from twinfeed.samplers import (
     StateMismatchError,
     WeightedSampler,
 )
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    return pack_words(tmp_path_factory.mktemp("words"))
 
 
 def packed(folder: Path, words: list[bytes], **options: Any) -> Index:

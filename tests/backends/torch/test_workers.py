@@ -18,7 +18,7 @@ import pytest
 import torch
 from support.batches import expected, noted, received, take
 from support.own_source import Words
-from support.torch_feeds import OPTIONS, RECORDS, lengths, noisy, pack_words, plain
+from support.torch_feeds import OPTIONS, RECORDS, lengths, noisy, plain
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -59,11 +59,6 @@ def collected() -> Iterator[None]:
     """
     yield
     gc.collect()
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    return pack_words(tmp_path_factory.mktemp("words"))
 
 
 def random() -> BatchStream:
