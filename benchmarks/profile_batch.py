@@ -30,7 +30,7 @@ from twinfeed import (
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import prepare_feed
 from twinfeed.loaders.batches.meter import Meter
-from twinfeed.loaders.feed.config import stored_fields
+from twinfeed.loaders.feed.arguments import stored_fields
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
 

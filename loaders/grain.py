@@ -8,7 +8,7 @@ from typing import Any
 
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
-from twinfeed.loaders.feed.config import Batch
+from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader

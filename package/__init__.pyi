@@ -15,12 +15,12 @@ from twinfeed.loaders.errors import StaleIndexError as StaleIndexError
 from twinfeed.loaders.errors import TruncatedShardError as TruncatedShardError
 from twinfeed.loaders.errors import UnsafeContentError as UnsafeContentError
 from twinfeed.loaders.errors import WorkerDiedError as WorkerDiedError
+from twinfeed.loaders.feed.arguments import Batch as Batch
+from twinfeed.loaders.feed.arguments import BatchTransform as BatchTransform
+from twinfeed.loaders.feed.arguments import Decode as Decode
 from twinfeed.loaders.feed.collate import FieldSpec as FieldSpec
 from twinfeed.loaders.feed.collate import Pad as Pad
 from twinfeed.loaders.feed.collate import Ragged as Ragged
-from twinfeed.loaders.feed.config import Batch as Batch
-from twinfeed.loaders.feed.config import BatchTransform as BatchTransform
-from twinfeed.loaders.feed.config import Decode as Decode
 from twinfeed.loaders.feed.decode import DecodeExample as DecodeExample
 from twinfeed.loaders.feed.decode import DecodeImage as DecodeImage
 from twinfeed.loaders.feed.request import Request as Request

@@ -16,6 +16,7 @@ import numpy as np
 
 from twinfeed.loaders.batches.repeatability import call_repeatedly
 from twinfeed.loaders.errors import DecodeError
+from twinfeed.loaders.feed.arguments import Batch, FeedConfig, check_names
 from twinfeed.loaders.feed.collate import (
     CollateError,
     FieldSpec,
@@ -27,7 +28,6 @@ from twinfeed.loaders.feed.collate import (
     ragged_rows,
     spec_of,
 )
-from twinfeed.loaders.feed.config import Batch, FeedConfig, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive

@@ -12,8 +12,8 @@ from twinfeed.loaders.batches.meter import Meter
 from twinfeed.loaders.batches.prepared import PreparedFeed
 from twinfeed.loaders.batches.samples import Rows, Samples, Values, samples_of
 from twinfeed.loaders.errors import DecodeError, LoaderError
+from twinfeed.loaders.feed.arguments import Batch, stored_fields
 from twinfeed.loaders.feed.collate import Allocate, CollateError, aligned, check_collate, collate
-from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinfeed.loaders.feed.config import FeedConfig
+from twinfeed.loaders.feed.arguments import FeedConfig
 from twinfeed.loaders.support import system
 from twinfeed.samplers import validate
 

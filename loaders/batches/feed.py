@@ -12,8 +12,7 @@ from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.prepared import PreparedFeed
 from twinfeed.loaders.batches.spec_inference import infer_spec, probe_requests
-from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
-from twinfeed.loaders.feed.config import (
+from twinfeed.loaders.feed.arguments import (
     Batch,
     BatchTransform,
     Decode,
@@ -22,6 +21,7 @@ from twinfeed.loaders.feed.config import (
     check_fit,
     check_spec,
 )
+from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
 from twinfeed.loaders.feed.missing_values import MissingValues, check_missing
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index

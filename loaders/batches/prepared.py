@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twinfeed.loaders.batches.batch_function import BatchFunction
+from twinfeed.loaders.feed.arguments import FeedConfig
 from twinfeed.loaders.feed.collate import Collate, FieldSpec
-from twinfeed.loaders.feed.config import FeedConfig
 
 
 @dataclass(frozen=True)

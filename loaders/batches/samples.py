@@ -28,6 +28,7 @@ from twinfeed.loaders.batches.repeatability import (
     first_shared,
 )
 from twinfeed.loaders.errors import DecodeError, LoaderError
+from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, check_unreserved
 from twinfeed.loaders.feed.collate import (
     Allocate,
     FieldSpec,
@@ -36,7 +37,6 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     smallest_shape,
 )
-from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, check_unreserved
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample

@@ -11,6 +11,12 @@ import numpy as np
 from twinfeed.loaders.batches.prepared import PreparedFeed
 from twinfeed.loaders.batches.samples import Samples, is_own_decode
 from twinfeed.loaders.errors import DecodeError, LoaderError
+from twinfeed.loaders.feed.arguments import (
+    FeedConfig,
+    check_collated,
+    check_names,
+    check_unreserved,
+)
 from twinfeed.loaders.feed.collate import (
     CollateError,
     FieldSpec,
@@ -19,7 +25,6 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_names, check_unreserved
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.prefetch.schedule import Schedule

@@ -11,8 +11,8 @@ import numpy as np
 from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.batches.prefetch import Prefetcher
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import is_string, mode_of
-from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments

@@ -13,8 +13,8 @@ from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.concurrency import MAX_DEFAULT_THREADS, resolve_prefetch
 from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.batches.prefetch import Prefetcher, in_order
+from twinfeed.loaders.feed.arguments import Batch, check_batches
 from twinfeed.loaders.feed.collate import Allocate, aligned
-from twinfeed.loaders.feed.config import Batch, check_batches
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from twinfeed.loaders.batches.prefetch import Prefetcher
-from twinfeed.loaders.feed.config import Batch
+from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
 

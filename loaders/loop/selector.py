@@ -10,7 +10,7 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.feed.config import check_batches
+from twinfeed.loaders.feed.arguments import check_batches
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.array_types import Int64s

@@ -11,8 +11,8 @@ import tensorflow as tf
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, prepare_feed
 from twinfeed.loaders.batches.prepared import PreparedFeed
+from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged, mode_of
-from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support.array_types import Array

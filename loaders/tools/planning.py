@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from twinfeed.loaders.batches.feed import Feed, index_of
-from twinfeed.loaders.feed.config import stored_fields
+from twinfeed.loaders.feed.arguments import stored_fields
 from twinfeed.loaders.feed.shuffling import records_per_block
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import exceeds_memory, record_bytes

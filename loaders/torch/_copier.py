@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import aligned
-from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.support.array_types import Array
 
 # Streams and events have no types in torch.

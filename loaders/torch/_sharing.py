@@ -12,8 +12,8 @@ from torch.utils.data import get_worker_info
 
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
+from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of
-from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.reading.side_table import ByRecord
 from twinfeed.loaders.support.system import SHARED_MEMORY, file_limit, open_files, shared_memory

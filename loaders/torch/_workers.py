@@ -29,7 +29,7 @@ from twinfeed.loaders.errors import (
     pickled,
     sendable,
 )
-from twinfeed.loaders.feed.config import Batch, stored_fields
+from twinfeed.loaders.feed.arguments import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.reading.read_step import ReadStep, plan_pass

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset, get_worker_info
 
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
+from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged
-from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 from twinfeed.loaders.batches.concurrency import PREFETCH
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.batches.prefetch import Prefetcher
-from twinfeed.loaders.feed.config import Batch
+from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
