@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -216,6 +216,9 @@ class Feed(FeedConfig):
     def with_sampler(self, sampler: BatchStream, /) -> Feed:
         """Return a copy of the feed with another sampler of the same records.
 
+        The copy is a new feed: it calls decode and transform for its own first sample, as any feed
+        does, and checks the names of its fields.
+
         Raises:
             ValueError: the sampler does not fit the records or the side tables.
 
@@ -226,16 +229,10 @@ class Feed(FeedConfig):
         array([0, 1, 2])
         """
         check_fit(self.index, sampler)
-        feed = copy.copy(self)
-        object.__setattr__(feed, "sampler", sampler)  # a feed refuses assignment
-        feed.__post_init__()  # checks that the side tables fit
-        if feed.shares_arrays != self.shares_arrays:
-            # `shares_arrays` is true if the sampler draws records several times: the samples of a
-            # record then share the decoded arrays, which are read-only. Otherwise a transform may
-            # write to its arrays. So the user's functions are called in another way, and must be
-            # checked again: drop the cached results.
-            vars(feed).pop("_spec", None)
-            vars(feed).pop("_batch_function", None)
+        config = {field.name: getattr(self, field.name) for field in fields(self)}
+        # A copy of all attributes would have the spec and the batch function for the old sampler.
+        feed = object.__new__(type(self))
+        FeedConfig.__init__(feed, **config | {"sampler": sampler})
         return feed
 
 
