@@ -169,9 +169,6 @@ def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> S
 class FeedSampleLoader(SampleLoader, FeedLoader[list[Sample]]):
     """The batches of a feed, each a list of samples: dicts as in webdataset."""
 
-    def _changed_feed(self, sampler: BatchStream) -> Feed:
-        raise ValueError("workers draw by themselves: make samples that load the state instead")
-
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
         """Read the batches of an epoch from step `start` on, and yield each as a list of samples.
 
@@ -185,8 +182,7 @@ class FeedSampleLoader(SampleLoader, FeedLoader[list[Sample]]):
         _, _, worker, num_workers = pytorch_worker_info()  # 0 and 1 in the main process
         samples_reader = Samples(prepare_feed(feed), self.reader)  # decodes and transforms too
         # A request says which samples a batch has: their record ids, and if the feed has a
-        # transform (`seeded`), a random seed for each. The schedule is the sampler of this rank;
-        # another sampler may replace it from some step on.
+        # transform (`seeded`), a random seed for each.
         all_requests = requests(self.schedules.of(feed.sampler), epoch, start, seeds=feed.seeded)
         for request in islice(all_requests, worker, None, num_workers):
             shards = [index.location(record)[0] for record in request.records.tolist()]

@@ -7,12 +7,12 @@ from twinfeed.loaders.support import system
 from twinfeed.samplers import validate
 
 PREFETCH = 2
-MAX_DEFAULT_THREADS = 8
+_MAX_DEFAULT_THREADS = 8
 
 
 def default_threads() -> int:
     """Return the default number of threads that make batches."""
-    return min(MAX_DEFAULT_THREADS, system.processors())
+    return min(_MAX_DEFAULT_THREADS, system.processors())
 
 
 def resolve_prefetch(

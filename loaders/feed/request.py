@@ -101,10 +101,6 @@ def requests(
     The sampler draws several steps at a time, and maps their sample ids to record ids and to views
     (variants of a record), which is faster than step by step.
 
-    `Schedule.replace_sampler` may replace the sampler while this runs. Then the remaining steps are
-    drawn again, by the new sampler. For example, the steps 3 to 6 are drawn at once. The sampler
-    changes when the requests of the steps 3 and 4 were yielded: the steps 5 and 6 are drawn again.
-
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
     >>> [request.ids.tolist() for request in requests(schedule, 0, 1)]
@@ -112,25 +108,15 @@ def requests(
     """
     sampler = schedule.sampler
     sampler.batches(epoch, start, start)  # raises IndexError for a wrong epoch or step
-    epoch_start = epoch * len(sampler)
     # Ranges of steps, first short, so that the first batch comes soon, then of up to STEPS steps.
     for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
-        previous_sampler = None
-        for step in range(first_step, stop_step):
-            # Return the current sampler, which cannot be replaced for this step any more.
-            sampler = schedule.commit(epoch_start + step)
-            # In the first step of a range, and after a change of the sampler, draw the steps from
-            # this one to the end of the range. `all_ids` has the ids of their batches end to end.
-            if sampler is not previous_sampler:
-                previous_sampler = sampler
-                batches = schedule.batches(epoch, step, stop_step)
-                all_ids = np.concatenate(batches)
-                records, views = sampler.records(all_ids), sampler.views(all_ids)
-                ends = np.cumsum([len(ids) for ids in batches]).tolist()
-                # An iterator over where in `all_ids` each batch is, from this step on: batches of 2
-                # and 1 ids are at the slices [0, 2) and [2, 3).
-                slices = map(slice, [0, *ends], ends)
-            batch = next(slices)  # of this step
+        # `all_ids` has the ids of the batches end to end: batches of 2 and 1 ids are at the slices
+        # [0, 2) and [2, 3).
+        batches = schedule.batches(epoch, first_step, stop_step)
+        all_ids = np.concatenate(batches)
+        records, views = sampler.records(all_ids), sampler.views(all_ids)
+        ends = np.cumsum([len(ids) for ids in batches]).tolist()
+        for step, batch in enumerate(map(slice, [0, *ends], ends), first_step):
             ids = all_ids[batch].copy()  # the user may write to the ids of a batch
             sample_seeds = sampler.seeds(epoch, step) if seeds else None
             yield Request(epoch, step, ids, records[batch], views[batch], sample_seeds)

@@ -17,7 +17,6 @@ from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.samplers import BatchStream
 
 
 class JaxLoader(ThreadedLoader[B]):
@@ -93,11 +92,6 @@ class JaxLoader(ThreadedLoader[B]):
             readahead=readahead,
             ledger=ledger,
         )
-
-    def _changed_feed(self, sampler: BatchStream) -> Feed:
-        feed = super()._changed_feed(sampler)
-        _part_of_process(self.sharding, feed)  # raises ValueError
-        return feed
 
     def _start_pass(
         self, epoch: int, start: int

@@ -6,22 +6,22 @@ import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.concurrency import MAX_DEFAULT_THREADS, resolve_prefetch
+from twinfeed.loaders.batches.concurrency import resolve_prefetch
 from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.batches.prefetch import Prefetcher, in_order
-from twinfeed.loaders.feed.arguments import Batch, check_batches
+from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Allocate, aligned
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
-from twinfeed.loaders.reading.prefetch.schedule import Schedules, sharded_as
+from twinfeed.loaders.reading.prefetch.schedule import Schedules
 from twinfeed.loaders.reading.source import Reads, reader_of
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
-from twinfeed.samplers import BatchStream, StateMismatchError, validate
+from twinfeed.samplers import validate
 
 T = TypeVar("T")
 
@@ -35,16 +35,6 @@ class FeedLoader(Loader[B]):
     """Iterate over the batches of a feed."""
 
     _shared = ("_sampler", "feed", "feed.index")
-
-    @property
-    def lookahead(self) -> int | None:
-        """The look-ahead: the maximum number of batches drawn before the loop receives them.
-
-        It is None, for no limit, if a framework such as TensorFlow draws the batches. Loaders that
-        draw the batches themselves override this property. Their limit depends only on the
-        loader's options, so that it is the same on all ranks.
-        """
-        return None
 
     def __init__(
         self,
@@ -98,69 +88,6 @@ class FeedLoader(Loader[B]):
             state["ranks"] = self.feed.sampler.world_size
         return state
 
-    def change(self, sampler: BatchStream, /, *, at: SupportsIndex | None = None) -> int:
-        """Draw from another sampler from a later step on, and return this step.
-
-        The new sampler is like the loader's, with a longer schedule: its batches may only differ at
-        this step or later. From then on, batches and states are those of a run that had the new
-        sampler from its first step on. Every rank calls this after the same batch, with the same
-        sampler, of all ranks.
-
-        Args:
-            sampler: like the loader's sampler, except for changes from this step on.
-            at: the step, counted over all epochs. Default: `global_step + lookahead`. It must be
-                given if `lookahead` is None, because a framework draws the batches.
-
-        Raises:
-            StateMismatchError: the sampler has other batches before this step.
-            ValueError: batches of this step may be drawn already, the loader evaluates, or the
-                sampler does not fit the loader.
-
-        >>> import numpy as np
-        >>> from twinfeed import Feed, NumpyLoader, PKBatchSampler
-        >>> data = {"label": np.array([0, 0, 1, 1, 2, 2])}
-        >>> options = {"p": 2, "seed": 0, "batches_per_epoch": 8}
-        >>> loader = NumpyLoader(Feed(data, PKBatchSampler(data["label"], k=1, **options)))
-        >>> sizes = []
-        >>> for batch in loader:
-        ...     sizes.append(len(batch["label"]))
-        ...     if loader.step == 3:
-        ...         k = {0: 1, loader.global_step + loader.lookahead: 2}
-        ...         first = loader.change(PKBatchSampler(data["label"], k=k, **options))
-        >>> sizes, first
-        ([2, 2, 2, 2, 4, 4, 4, 4], 4)
-        """
-        check_batches(sampler)
-        if self._sampler.evaluation:
-            raise ValueError("an evaluation has no changes: only a training has a schedule")
-        feed = self._changed_feed(sharded_as(sampler, self._sampler))
-        start = self.global_step + (self.lookahead or 0)
-        if at is not None:
-            start = validate.integer("at", at, minimum=start)
-        elif self.lookahead is None:
-            raise ValueError("at= must be given, as a framework draws ahead: name a later step")
-        state = self._sampler.state_at(*divmod(start, len(self)))
-        try:
-            feed.sampler.position_of(state)  # raises if its batches before `start` differ
-        except StateMismatchError as error:
-            error.add_note(f"'the state' is the loader's: batches may differ from step {start} on")
-            raise
-        prepare_feed(feed)  # raises what is wrong with the feed before anything changes
-        self.schedules.replace_samplers(sampler, start)
-        self.feed, self._sampler, self._cursor.stream = feed, feed.sampler, feed.sampler
-        if self._ledger is not None:
-            self._ledger.changed(feed, start)
-        return start
-
-    def _changed_feed(self, sampler: BatchStream) -> Feed:
-        """Return the feed with another sampler; raise ValueError if the loader cannot serve it."""
-        return self.feed.with_sampler(sampler)
-
-    def _end_pass_and_tracking(self) -> None:
-        super()._end_pass_and_tracking()
-        for schedule in self.schedules.values():
-            schedule.committed = 0  # the next pass may begin before the steps of the last one
-
     def close(self) -> None:
         super().close()
         self.reader.close()
@@ -202,19 +129,6 @@ class ThreadedLoader(FeedLoader[B]):
     ) -> None:
         super().__init__(feed, checksums=checksums, readahead=readahead, ledger=ledger)
         self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)
-
-    @property
-    def lookahead(self) -> int:
-        """The look-ahead: the maximum number of batches drawn before the loop receives them.
-
-        They are the batches that wait for the loop (`prefetch`), one for each thread that makes
-        batches, and one on its way from the threads to the loop. The limit is the same on all
-        machines.
-        """
-        # By default there is a thread for each processor, which differs between machines, but at
-        # most MAX_DEFAULT_THREADS. Count this upper bound, so that all machines agree.
-        threads = max(MAX_DEFAULT_THREADS, self.threads) if self.threads else 0
-        return self.prefetch + 1 + threads
 
     def _batches(
         self, epoch: int, start: int, convert: Callable[[Batch], T], *, empty: Allocate = aligned

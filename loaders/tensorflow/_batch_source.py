@@ -169,11 +169,8 @@ class BatchSource(GraphSource):
         # The schedule has the ids of each batch. The batcher, which `_open_pass` has started for
         # this pass, reads and decodes the records with these ids.
         schedule, batcher = self.schedules[rank], self._open_passes[state.pass_id].batchers[rank]
-        # `commit` marks the global step as used: a user who changes the sampler during the training
-        # can then change only later steps.
-        sampler = schedule.commit(state.epoch * self.steps + step)
         (ids,) = schedule.batches(state.epoch, step, step + 1)
-        request = Request.of(sampler, state.epoch, step, ids, seeds=self.feed.seeded)
+        request = Request.of(schedule.sampler, state.epoch, step, ids, seeds=self.feed.seeded)
         return self.layout.flatten(batcher(request))
 
     def chunks(self, start: int) -> list[tuple[int, int]]:
@@ -206,9 +203,6 @@ class BatchSource(GraphSource):
         state = PassState.unpack(pass_state)
         first, stop = self._open_passes[state.pass_id].chunks[int(chunk)]  # 4, 8
         (schedule,) = self.schedules  # chunks are for a single rank
-        # `commit` marks the steps as used, up to a global step: a user who changes the sampler
-        # during the training can then change only later steps.
-        schedule.commit(state.epoch * self.steps + stop - 1)
         batches = schedule.batches(state.epoch, first, stop)  # the sample ids of each batch
         batch_numbers = np.arange(first, stop)  # [4, 5, 6, 7]
         try:

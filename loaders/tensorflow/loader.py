@@ -16,7 +16,6 @@ from twinfeed.loaders.tensorflow._batch_source import BatchSource
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._pipeline import dataset_of
 from twinfeed.loaders.tensorflow.device import chosen_device
-from twinfeed.samplers import BatchStream
 
 
 class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
@@ -89,21 +88,6 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         self.prefetch, resolved = resolve_prefetch(feed, prefetch, threads)
         # None stays None: where nothing is decoded, `BatchSource` decides whether threads help.
         self.threads = None if threads is None and not feed.sets_global_state else resolved
-
-    def _changed_feed(self, sampler: BatchStream) -> Feed:
-        """Return the loader's feed with the new sampler that the user has given to the loader.
-
-        Raises:
-            ValueError: the new sampler has another `fixed_size`, the size of all its batches, or
-                None if they differ. The tensors of the dataset have this size in their shape.
-        """
-        old_size, new_size = self._sampler.fixed_size, sampler.fixed_size
-        if old_size != new_size:
-            raise ValueError(
-                f"the shape of the dataset's tensors is fixed, but the fixed_size of the sampler "
-                f"would change from {old_size} to {new_size}: make a new loader, and load the state"
-            )
-        return super()._changed_feed(sampler)
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
         """Make the dataset of one input pipeline of a `tf.distribute` strategy.

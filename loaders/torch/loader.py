@@ -178,10 +178,6 @@ class TorchLoader(ThreadedLoader[B]):
         """The most batches that the workers make at once."""
         return self.num_workers * (self._worker_options["prefetch_factor"] or 2)
 
-    @property
-    def lookahead(self) -> int:
-        return super().lookahead + self._in_flight
-
     @cached_property
     def _workers(self) -> DataLoader[Any]:
         """The DataLoader whose worker processes make the batches. It is created at first use.

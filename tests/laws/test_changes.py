@@ -1,13 +1,10 @@
-"""After changes, the batches are those of the final schedule from step 0, on every route."""
+"""A run resumed with a longer schedule is one that had it from step 0 on, on every route."""
 
 from __future__ import annotations
 
-import os
-import signal
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from itertools import chain, count, islice
-from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
@@ -23,7 +20,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from twinfeed import (
     BatchSampler,
     DatasetSource,
-    DecodeError,
     Feed,
     JaxLoader,
     MixtureSampler,
@@ -35,18 +31,14 @@ from twinfeed import (
     ResumeCallback,
     Sampler,
     Selector,
-    ShardShuffleSampler,
     TensorFlowLoader,
     TorchLoader,
     WeightedSampler,
     as_tensors,
     choose,
     choose_samples,
-    diff,
     pack,
     samples,
-    when,
-    who,
 )
 from twinfeed.loaders.grain import as_map_dataset
 
@@ -70,137 +62,13 @@ def pk(changes: Changes) -> PKBatchSampler:
 
 
 def feed(changes: Changes, **options: Any) -> Feed:
-    return Feed(SOURCE, pk(changes), **options)
+    return Feed(SOURCE, pk({0: 2}), **options).with_sampler(pk(changes))
 
 
 def drawn(changes: Changes, rank: int = 0, world: int = 1) -> Ids:
     """The ids of a run that had the final schedule from its first step on."""
     sampler = pk(changes).shard(rank, world)
     return [sampler.batch(*divmod(step, STEPS)).tolist() for step in range(TOTAL)]
-
-
-def train(loader: Any, changes: Changes, calls: dict[int, int]) -> Iterator[list[int]]:
-    """Yield the ids that a loop receives up to step `TOTAL`.
-
-    `calls` has the P of a change for each step after which `change` is called. The steps from which
-    they act are added to `changes`.
-    """
-    while loader.global_step < TOTAL:
-        for batch in loader:
-            if loader.global_step in calls:
-                ahead = 2 * STEPS if loader.lookahead is None else loader.lookahead
-                at = loader.global_step + ahead
-                changes[at] = calls[loader.global_step]
-                asked = {"at": at} if loader.lookahead is None else {}
-                assert loader.change(pk(changes), **asked) == at
-            yield np.asarray(batch["id"]).tolist()
-            if loader.global_step == TOTAL:
-                return
-
-
-LOADERS: dict[str, Callable[..., Any]] = {
-    "numpy": NumpyLoader,
-    "numpy, prefetch": lambda fed, **o: NumpyLoader(fed, prefetch=3, threads=3, **o),
-    "torch": lambda fed, **o: TorchLoader(fed, device="cpu", prefetch=2, **o),
-    "torch, workers": lambda fed, **o: TorchLoader(
-        fed, device="cpu", num_workers=4, persistent_workers=True, **o
-    ),
-    "jax": JaxLoader,
-    "tensorflow": TensorFlowLoader,
-}
-
-
-@pytest.mark.parametrize("name", LOADERS)
-def test_loop_receives_final_schedule(name: str, tmp_path: Path) -> None:
-    """Of two changes; and `who`, `when` and `diff` say so."""
-    changes, path = {0: 2}, tmp_path / "ledger.jsonl"
-    with LOADERS[name](feed(changes), ledger=path) as loader:
-        received = list(train(loader, changes, {4: 4, 9: 8}))
-        assert loader.state_dict()["fingerprint"] == pk(changes).fingerprint
-    assert len(changes) == 3
-    assert received == drawn(changes)
-    assert received != drawn({0: 2})
-    final = feed(changes)
-    for step in range(TOTAL):
-        (request,) = who(path, final, step)
-        assert request.ids.tolist() == received[step]
-    ran = [step for step, ids in enumerate(received) if 5 in ids]
-    assert when(path, final, 5) == ran
-    with NumpyLoader(feed(changes), ledger=tmp_path / "whole.jsonl") as loader:
-        assert list(train(loader, changes, {})) == received
-    assert diff(path, tmp_path / "whole.jsonl") is None
-
-
-def test_dataloader_of_torch_draws_final_schedule() -> None:
-    """What its loop has received is not known, so the step is named by `at=`."""
-    changes = {0: 2}
-    loader = TorchLoader(feed(changes), device="cpu")
-    dataloader = loader.dataloader()
-    received = []
-    for batch in chain(dataloader, dataloader):
-        received.append(batch["id"].tolist())
-        if len(received) in (4, STEPS + 2):
-            with pytest.raises(ValueError, match="comes too late"):
-                loader.change(pk({**changes, len(received) - 1: 8}), at=len(received) - 1)
-            changes[len(received) + 5] = 4 * len(changes)
-            loader.change(pk(changes), at=len(received) + 5)
-    assert received == drawn(changes)[: 2 * STEPS]
-
-
-CASES = [
-    (call, call + more, world, workers)
-    for workers in (0, 4)
-    for world in (1, 2, 4)
-    for call in range(1, 30, 1 + 2 * workers)  # workers take long to start
-    for more in (1, 20)
-]
-SHORT = [(1, 6, 2, 0), (22, 42, 1, 0), (24, 25, 4, 0)]
-
-
-@pytest.mark.parametrize(
-    ("call", "stop", "world", "workers"),
-    [*SHORT, *[pytest.param(*case, marks=pytest.mark.long) for case in CASES]],
-)
-def test_stopped_run_resumes_by_final_schedule(
-    call: int, stop: int, world: int, workers: int
-) -> None:
-    """Each rank is stopped after its change and resumed from a state before or after it."""
-    for rank in range(world):
-        changes = {0: 4}
-        options = {"device": "cpu", "num_workers": workers, "prefetch": 1 + call % 3}
-        states, received = [], []
-        with TorchLoader(feed(changes).shard(rank, world), **options) as loader:
-            for ids in train(loader, changes, {call: 8}):
-                received.append(ids)
-                states.append(loader.state_dict())
-                if len(received) == stop:
-                    break
-        for saved in {call - 1, stop - 1}:
-            with TorchLoader(feed(changes).shard(rank, world), device="cpu") as loader:
-                loader.load_state_dict(states[saved])
-                rest = list(train(loader, changes, {}))
-            assert received[: saved + 1] + rest == drawn(changes, rank, world)
-
-
-def test_killed_run_resumes_by_final_schedule(tmp_path: Path) -> None:
-    """The ledger of the run that was killed after its change, and of its resumption."""
-    path, changes = tmp_path / "ledger.jsonl", {0: 2}
-    child = os.fork()
-    if not child:
-        warnings.simplefilter("ignore")
-        for number, _ in enumerate(train(NumpyLoader(feed(changes), ledger=path), changes, {5: 4})):
-            if number == 12:
-                os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    changes[6] = 4  # the look-ahead is 1
-    with NumpyLoader(feed(changes), ledger=path) as loader:
-        loader.load_state_dict(loader.state_at(0, 4))
-        rest = list(train(loader, changes, {}))
-    expected, final = drawn(changes), feed(changes)
-    assert rest == expected[4:]
-    for step in range(TOTAL):
-        times = [request.ids.tolist() for request in who(path, final, step)]
-        assert times == [expected[step]] * (2 if 4 <= step <= 12 else 1)
 
 
 INDEX = pack([{"x": np.float32(n)} for n in range(RECORDS)], mkdtemp(), container="tar")["data"]
@@ -221,6 +89,22 @@ def received(loader: Any, state: Any, steps: int, batches_of: Callable[[Any], An
             loader.load_state_dict(state)
         batches = chain.from_iterable(batches_of(loader) for _ in count())
         return [np.asarray(batch).tolist() for batch in islice(batches, steps)], loader.state_dict()
+
+
+def from_loader(
+    loader: Callable[..., Any], options: dict[str, Any], changes: Changes, state: Any, steps: int
+) -> Part:
+    make = partial(loader, feed(changes), **options)
+    return received(make(), state, steps, lambda made: (batch["id"] for batch in made))
+
+
+def from_torch_dataloader(changes: Changes, state: Any, steps: int) -> Part:
+    """What its loop has received is only known at the end of a pass."""
+    loader: TorchLoader = TorchLoader(feed(changes), device="cpu")
+    dataloader = loader.dataloader()
+    ids = received(loader, state, steps, lambda _: (batch["id"] for batch in dataloader))[0]
+    start = 0 if state is None else state["epoch"] * STEPS + state["step"]
+    return ids, loader.state_at(*divmod(start + steps, STEPS))
 
 
 def from_pipeline(changes: Changes, state: Any, steps: int) -> Part:
@@ -263,68 +147,70 @@ def from_dataloader(changes: Changes, state: Any, steps: int) -> Part:
     return [batch["id"].tolist() for batch in islice(batches, steps)], loader.state_dict()
 
 
+LOADERS: dict[str, Callable[[Changes, Any, int], Part]] = {
+    name: partial(from_loader, loader, options)
+    for name, loader, options in [
+        ("numpy", NumpyLoader, {}),
+        ("numpy, ahead", NumpyLoader, {"prefetch": 3, "threads": 3}),
+        ("torch", TorchLoader, {"device": "cpu", "prefetch": 2}),
+        ("torch, workers", TorchLoader, {"device": "cpu", "num_workers": 2}),
+        ("jax", JaxLoader, {}),
+        ("tensorflow", TensorFlowLoader, {}),
+    ]
+}
+ROUTES = [
+    *((route, pk) for route in LOADERS.values()),
+    (from_torch_dataloader, pk),
+    (from_pipeline, pk),
+    (from_pipelines, of_classes),
+    (from_datasets, of_classes),
+    (from_selector, of_classes),
+    (from_grain, pk),
+    (from_dataloader, pk),
+]
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("stop", mark_long([STEPS + 6, 5, STEPS], but_every=3))
 @pytest.mark.parametrize(
     ("route", "stream"),
-    [
-        (from_pipeline, pk),
-        (from_pipelines, of_classes),
-        (from_datasets, of_classes),
-        (from_selector, of_classes),
-        (from_grain, pk),
-        (from_dataloader, pk),
-    ],
+    ROUTES,
+    ids=[*LOADERS, *(route.__name__ for route, _ in ROUTES[len(LOADERS) :])],
 )
-def test_route_without_change_resumes_by_longer_schedule(
+def test_longer_schedule_resumes_as_if_it_had_been_there_from_step_0(
     route: Callable[[Changes, Any, int], Part], stream: Callable[[Changes], Any], stop: int
 ) -> None:
-    """It is stopped, and resumed by a sampler that changes at the step of the state."""
+    """Batches and states; the change is at the step of the state, and later."""
     changes = {0: 2, 3: 4}
     first, state = route(changes, None, stop)
     changes[stop] = 2
     rest, state = route(changes, state, 4)
-    changes[stop + 4] = 8
-    rest += route(changes, state, TOTAL - stop - 4)[0]
+    changes[stop + 6] = 8
+    more, state = route(changes, state, TOTAL - stop - 4)
     final = stream(changes)
     batches = [final.batch(*divmod(step, STEPS)) for step in range(TOTAL)]
     if stream is of_classes:
         batches = [final.group_of(ids) for ids in batches]
-    assert first + rest == [batch.tolist() for batch in batches]
+    assert first + rest + more == [batch.tolist() for batch in batches]
+    whole, end = route(changes, None, TOTAL)
+    assert whole == first + rest + more
+    assert state == end
 
 
-def other_shape(loader: Any) -> None:
-    loader.change(
-        PKBatchSampler(LABELS, p=2, k={0: 4, 50: 3}, seed=3, batches_per_epoch=STEPS), at=50
-    )
-
-
-def drawn_already(loader: Any) -> None:
-    """TensorFlow draws the steps 3 to 6 in one call."""
-    batches = iter(loader)
-    for _ in range(4):
-        next(batches)
-    loader.change(pk({0: 2, 5: 4}), at=5)
-
-
-def test_excluding_a_record_finds_transform_that_writes_to_arrays() -> None:
-    """Another record comes twice then, and samples share arrays: it is said now, not in the next
-    epoch.
-    """
-
-    def write(sample: dict[str, Any]) -> dict[str, Any]:
-        sample["x"] += 1
-        return {"x": sample["x"]}
-
-    order = RandomSampler(RECORDS, seed=0)
-    source = DatasetSource({"x": np.zeros((RECORDS, 2))})
-    with NumpyLoader(Feed(source, BatchSampler(order, batch_size=8), transform=write)) as loader:
-        received = [next(iter(loader))["id"].tolist()]
-        excluding = RandomSampler(RECORDS, seed=0, exclude={40: [3]})
-        with pytest.raises(DecodeError, match="copy the array"):
-            loader.change(BatchSampler(excluding, batch_size=8))
-        received += [batch["id"].tolist() for batch in loader]
-        assert received == [ids.tolist() for ids in loader.feed.sampler.batches(0, 0, len(loader))]
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 4), (4, 2), (2, 1)])
+def test_longer_schedule_resumes_on_any_number_of_ranks(before: int, after: int) -> None:
+    """From the state of any rank, to the end of the epoch."""
+    for rank in range(before):
+        with NumpyLoader(feed({0: 4}).shard(rank, before)) as loader:
+            first = [batch["id"].tolist() for batch in islice(loader, 7)]
+            state = loader.state_dict()
+        changes = {0: 4, 7: 8, 9: 4}
+        assert first == drawn(changes, rank, before)[:7]
+        for resumed in range(after):
+            with NumpyLoader(feed(changes).shard(resumed, after)) as loader:
+                loader.load_state_dict(state)
+                rest = [batch["id"].tolist() for batch in loader]
+            assert rest == drawn(changes, resumed, after)[7:STEPS]
 
 
 NEVER = 1000
@@ -333,10 +219,6 @@ NEVER = 1000
 @pytest.mark.parametrize(
     "order",
     [
-        lambda step: RandomSampler(RECORDS, seed=0, exclude={step: [3, 40]}),
-        lambda step: ShardShuffleSampler(
-            [20, 28], block=4, window=3, seed=0, exclude={step: [3, 40]}
-        ),
         lambda step: WeightedSampler({0: np.arange(RECORDS), step: np.ones(RECORDS)}, seed=0),
         lambda step: MixtureSampler(
             [RandomSampler(24, seed=0), RandomSampler(16, seed=1), RandomSampler(8, seed=2)],
@@ -345,92 +227,57 @@ NEVER = 1000
             seed=0,
         ),
     ],
-    ids=["random", "shards", "weighted", "mixture"],
+    ids=["weighted", "mixture"],
 )
 def test_every_schedule_may_change_at_any_step(order: Callable[[int], Sampler]) -> None:
-    """From each step of an epoch and of the next, with shards that are read ahead."""
+    """In each step of an epoch and of the next, with shards that are read ahead."""
     index = pack([{"x": np.float32(n)} for n in range(RECORDS)], mkdtemp())["data"]
-    for call in range(1, 12):
-        before, final = (BatchSampler(order(step), batch_size=8) for step in (NEVER, call + 3))
-        with NumpyLoader(Feed(index, before), prefetch=2, threads=0, readahead=100) as loader:
-            received = []
-            while loader.epoch < 3:
-                for batch in loader:
+    for step in range(1, 12):
+        before, final = (BatchSampler(order(change), batch_size=8) for change in (NEVER, step))
+        ids: Ids = []
+        state = None
+        for sampler, stop in ((before, step), (final, 18)):
+            with NumpyLoader(Feed(index, sampler), prefetch=2, readahead=100) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                batches = chain.from_iterable(iter(loader) for _ in count())
+                for batch in islice(batches, stop - len(ids)):
                     assert batch["x"].tolist() == batch["id"].tolist()
-                    received.append(batch["id"].tolist())
-                    if loader.global_step == call:
-                        assert loader.change(final) == call + 3
-        assert received == [
-            ids.tolist() for epoch in range(3) for ids in final.batches(epoch, 0, 6)
-        ]
+                    ids.append(batch["id"].tolist())
+                state = loader.state_dict()
+        assert ids == [made.tolist() for epoch in range(3) for made in final.batches(epoch, 0, 6)]
 
 
-@pytest.mark.parametrize(
-    ("loader", "call", "word"),
-    [
-        (TensorFlowLoader, lambda loader: loader.change(pk({0: 2, 50: 4})), "at= must be given"),
-        (TensorFlowLoader, other_shape, "fixed_size of the sampler would change from 8 to None"),
-        (TensorFlowLoader, drawn_already, "from step 5 on comes too late, .* give all ranks"),
-        (samples, lambda loader: loader.change(pk({0: 2, 50: 4})), "workers draw by themselves"),
-    ],
-)
-def test_change_that_framework_cannot_serve_is_refused(
-    loader: Callable[..., Any], call: Callable[[Any], None], word: str
-) -> None:
-    """A change that it cannot serve is refused, and the batches stay those of before."""
-    index = pack([{"x": np.float32(n)} for n in range(RECORDS)], mkdtemp())["data"]
-    with loader(Feed(index, pk({0: 2}))) as refusing:
-        with pytest.raises(ValueError, match=word):
-            call(refusing)
-        assert refusing.state_dict()["fingerprint"] == pk({0: 2}).fingerprint
-
-
-def test_sample_seeds_do_not_change() -> None:
-    changes = {0: 2}
+def test_longer_schedule_does_not_change_sample_seeds() -> None:
+    changes = {0: 2, 5: 4}
 
     def seed(sample: dict[str, Any]) -> dict[str, Any]:
         return {"drawn": np.uint64(sample["seed"])}
 
     with NumpyLoader(feed(changes, transform=seed)) as loader:
-        seeds = []
-        for batch in loader:
-            seeds.append(batch["drawn"].tolist())
-            if loader.step == 2:
-                changes[2 + loader.lookahead] = 4
-                loader.change(pk(changes))
-    assert seeds == [pk(changes).seeds(0, step).tolist() for step in range(STEPS)]
+        seeds = [batch["drawn"].tolist() for batch in loader]
+    assert seeds == [pk({0: 2}).seeds(0, step).tolist() for step in range(STEPS)]
 
 
-def test_keras_fit_trains_by_final_schedule() -> None:
-    received, changes = [], {0: 2}
+def test_keras_fit_goes_on_by_longer_schedule() -> None:
+    ids: Ids = []
 
     class Model(keras.Model):
         def train_step(self, data: Any) -> dict[str, Any]:
-            received.append(data[0].numpy()[:, 0].astype(int).tolist())
+            ids.append(data[0].numpy()[:, 0].astype(int).tolist())
             return {"loss": tf.constant(0.0)}
 
-    class Change(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if resume.loader.global_step == 3:
-                changes[STEPS + 5] = 4
-                assert resume.loader.change(pk(changes), at=STEPS + 5) == STEPS + 5
-
-        def get_state(self) -> dict[str, Any]:
-            return {}
-
-        def set_state(self, state: dict[str, Any]) -> None:
-            pass
-
-    inputs = keras.Input([1])
-    model = Model(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", run_eagerly=True)
-    resume = ResumeCallback(TensorFlowLoader(feed(changes)), mkdtemp())
-    with resume.loader:
-        resume.fit(
-            model,
-            lambda batch: (tf.expand_dims(batch["x"], 1), batch["x"]),
-            epochs=2,
-            callbacks=Change(),
-            verbose=0,
-        )
-    assert received == drawn(changes)[: 2 * STEPS]
+    folder, changes = mkdtemp(), {0: 2}
+    for epochs in (1, 2):
+        inputs = keras.Input([1])
+        model = Model(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", run_eagerly=True)
+        with TensorFlowLoader(feed(changes)) as loader:
+            ResumeCallback(loader, folder).fit(
+                model,
+                lambda batch: (tf.expand_dims(batch["x"], 1), batch["x"]),
+                epochs=epochs,
+                verbose=0,
+            )
+        changes[STEPS] = 4
+    assert ids == drawn({0: 2, STEPS: 4})[: 2 * STEPS]

@@ -27,8 +27,6 @@ class Schedule:
     Any step may be requested at any time, by several threads at once, since passes of frameworks
     coexist, run out of order and start again. A step that is not cached is drawn again.
 
-    `replace_sampler` replaces the sampler from a global step on.
-
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
     >>> [ids.tolist() for ids in schedule.batches(0, 1, 3)]
@@ -42,7 +40,6 @@ class Schedule:
         self._num_ids = 0  # of all cached chunks
         self._all_ranks: Schedule | None = None
         self._lock = PerProcess(Lock)
-        self.committed = 0  # `replace_sampler` must not change a global step before this one
 
     def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
         """Pickle without the cached batches."""
@@ -58,41 +55,6 @@ class Schedule:
             stream.rank, stream.world_size = 0, 1
             self._all_ranks = Schedule(stream)
         return self._all_ranks
-
-    def commit(self, global_step: int, /) -> BatchStream:
-        """Mark a global step as used, and return the sampler that draws it.
-
-        After that, `replace_sampler` raises an error if it would change the batch of this step or
-        of an earlier one.
-        """
-        with self._lock():
-            if global_step >= self.committed:
-                self.committed = global_step + 1
-            return self.sampler
-
-    def replace_sampler(self, sampler: BatchStream, global_step: int, /) -> None:
-        """Replace the sampler from a global step on.
-
-        Args:
-            sampler: the new sampler, for all ranks. Before this step it must draw the same batches.
-            global_step: the first step that it may draw differently.
-
-        Raises:
-            ValueError: the batch of this step or of a later one was used already: `commit` has
-                marked it.
-        """
-        with self._lock():
-            if self.committed > global_step:
-                raise ValueError(
-                    f"a change from step {global_step} on comes too late, as the batches before "
-                    f"step {self.committed} are drawn already: give all ranks the same later step "
-                    "as at="
-                )
-            self.sampler = sharded_as(sampler, self.sampler)  # for the same rank
-            self._chunks.clear()  # the cached batches
-            self._num_ids = 0  # that are cached
-            if self._all_ranks is not None:  # the schedule of which this rank's batches are slices
-                self._all_ranks.replace_sampler(sampler, global_step)
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
         """Return the batches of ids of the steps [start, stop) of an epoch, a list of int64[batch].
@@ -165,22 +127,6 @@ class Schedules(dict[tuple[int, int], Schedule]):
         rank = sampler.rank, sampler.world_size
         return self.get(rank) or self.setdefault(rank, Schedule(sampler))
 
-    def replace_samplers(self, sampler: BatchStream, global_step: int, /) -> None:
-        """Replace the sampler of each schedule, from a global step on.
-
-        `sampler` draws the batches of all ranks. `Schedule.replace_sampler` takes the part of the
-        rank that the schedule is of.
-        """
-        for schedule in list(self.values()):
-            schedule.replace_sampler(sampler, global_step)
-
     def __reduce__(self) -> tuple[type[Schedules], tuple[()]]:
         """Pickle without the schedules."""
         return Schedules, ()
-
-
-def sharded_as(sampler: BatchStream, template: BatchStream, /) -> BatchStream:
-    """Return the part of `sampler`, which draws for all ranks, for the rank that `template` has."""
-    stream = sampler.shard(template.rank, template.world_size)
-    stream.sharded = template.sharded
-    return stream

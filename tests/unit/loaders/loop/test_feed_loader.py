@@ -1,4 +1,4 @@
-"""A new loader for every epoch gives epoch 0 every time, and says so; what `change` refuses."""
+"""A new loader for every epoch gives epoch 0 every time, and says so; states it cannot load."""
 
 from __future__ import annotations
 
@@ -131,102 +131,40 @@ def pk(k: Any = 1, *, p: int = 4, seed: int = 0, labels: Any = LABELS) -> BatchS
     return PKBatchSampler(labels, p=p, k=k, seed=seed, batches_per_epoch=6)
 
 
-def loader_at(step: int, *, prefetch: int = 2, threads: int = 0) -> NumpyLoader:
-    """A loader whose loop has received so many batches. K changes in step 9."""
+def resume(sampler: Any, step: int = 1) -> Call:
+    """Load the state after some steps, of K that changes in step 9, with another sampler."""
     feed = Feed(DatasetSource({"x": np.arange(24)}, digest="0 to 23"), pk({0: 1, 9: 2}))
-    loader: NumpyLoader = NumpyLoader(feed, prefetch=prefetch, threads=threads)
-    batches = iter(loader)
-    for _ in range(step):
-        next(batches)
-    return loader
+
+    def call(_: Path) -> None:
+        state = NumpyLoader(feed).state_at(*divmod(step, 6))
+        NumpyLoader(feed.with_sampler(sampler)).load_state_dict(state)
+
+    return call
 
 
-def twice(_: Path) -> None:
-    loader = loader_at(1)
-    loader.change(pk({0: 1, 4: 2}))
-    loader.change(pk({0: 1, 4: 3}), at=5)
-
-
-def in_an_evaluation(_: Path) -> None:
-    loader: NumpyLoader = NumpyLoader(Feed({"x": np.arange(20)}, evaluation()))
-    next(iter(loader))
-    loader.change(evaluation())
-
-
-CHANGES: Refused = [
-    (lambda _: loader_at(1).change(None), TypeError, "sampler must give batches, got a NoneType"),
-    (lambda _: loader_at(1).change(RandomSampler(24, seed=0)), TypeError, "BatchSampler.sampler"),
-    (lambda _: loader_at(1).change({0: 2}), TypeError, "must give batches, got a dict"),
-    (lambda _: loader_at(1).change(pk(), at="9"), TypeError, "at must be"),
-    (lambda _: loader_at(1).change(pk(), at=9.0), TypeError, "at must be"),
-    (lambda _: loader_at(1).change(pk(), at=3), ValueError, "at must be at least 4, got 3"),
-    (lambda _: loader_at(1).change(pk(), at=-1), ValueError, "at must be at least 4, got -1"),
-    (lambda _: loader_at(1).change(pk(), at=1 << 70), ValueError, "at must be"),
-    (lambda _: loader_at(1).change(pk({0: 1, 3: 2})), StateMismatchError, "k from step 3"),
-    (lambda _: loader_at(1).change(pk(p=2)), StateMismatchError, "p: the state has 4"),
-    (lambda _: loader_at(1).change(pk(seed=1)), StateMismatchError, "seed: the state has 0"),
-    (lambda _: loader_at(1).change(pk(labels=LABELS[::-1])), StateMismatchError, "labels"),
-    (lambda _: loader_at(1).change(pk(labels=np.arange(30) // 3)), ValueError, "30 records"),
-    (lambda _: loader_at(1).change(training()), ValueError, "20 records"),
-    (
-        lambda _: loader_at(1).change(pk().shard(0, 2)),
-        ValueError,
-        "rank 0 of 2: give the .* without",
-    ),
-    (lambda _: loader_at(1).change(pk(), at=10), StateMismatchError, "k from step 9"),
-    (twice, StateMismatchError, "k from step 4: the state has 2, this sampler has 3"),
-    (in_an_evaluation, ValueError, "an evaluation has no changes"),
+NO_LONGER_SCHEDULES: Refused = [
+    (resume(None), TypeError, "sampler must give batches, got a NoneType"),
+    (resume(RandomSampler(24, seed=0)), TypeError, "BatchSampler.sampler"),
+    (resume({0: 2}), TypeError, "must give batches, got a dict"),
+    (resume(pk({0: 1, 3: 2}), 4), StateMismatchError, "k from step 3"),
+    (resume(pk(), 10), StateMismatchError, "k from step 9"),
+    (resume(pk(p=2)), StateMismatchError, "p: the state has 4"),
+    (resume(pk(seed=1)), StateMismatchError, "seed: the state has 0"),
+    (resume(pk(labels=LABELS[::-1])), StateMismatchError, "labels"),
+    (resume(pk(labels=np.arange(30) // 3)), ValueError, "30 records"),
+    (resume(training()), ValueError, "20 records"),
 ]
 
 
-@pytest.mark.parametrize(("call", "kind", "word"), CHANGES)
-def test_change_refuses_bad_arguments(
+@pytest.mark.parametrize(("call", "kind", "word"), NO_LONGER_SCHEDULES)
+def test_state_is_refused_by_other_than_longer_schedule(
     call: Call, kind: type[Exception], word: str, tmp_path: Path
 ) -> None:
     check_refused(tmp_path, call, kind, word)
 
 
-def test_refused_change_leaves_loader_unchanged() -> None:
-    """And the error says from which step on the sampler may differ."""
-    loader = loader_at(2)
-    feed, state = loader.feed, loader.state_dict()
-    with pytest.raises(StateMismatchError) as caught:
-        loader.change(pk({0: 1, 3: 2}))
-    assert "batches may differ from step 5 on" in caught.value.__notes__[0]
-    assert loader.feed is feed
-    assert loader.state_dict() == state
-    loader.close()
-
-
-def test_change_after_seek_or_close_applies_from_there() -> None:
-    """What an earlier pass has drawn does not matter any more."""
-    loader = loader_at(6)
-    loader.load_state_dict(loader.state_at(0, 1))
-    assert loader.change(pk({0: 1, 4: 2})) == 4
-    loader.close()
-    assert loader.change(pk({0: 1, 4: 2, 8: 1}), at=8) == 8
-    final = pk({0: 1, 4: 2, 8: 1})
-    received = [batch["id"].tolist() for _ in range(2) for batch in loader]
-    assert received == [final.batch(*divmod(step, 6)).tolist() for step in range(1, 12)]
-
-
-def test_lookahead_depends_only_on_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default number of threads is that of the machine: the bound is the same on all."""
+def test_default_threads_are_processors_up_to_8(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Feed({"x": np.arange(24)}, pk(), decode=lambda sample: sample)
-    bounds = set()
     for processors in (1, 3, 64):
         monkeypatch.setattr("twinfeed.loaders.support.system.processors", lambda n=processors: n)
-        loader: NumpyLoader = NumpyLoader(feed)
-        assert loader.threads == min(8, processors)
-        bounds.add(loader.lookahead)
-    assert bounds == {2 + 1 + 8}
-    assert loader_at(0, prefetch=5, threads=9).lookahead == 5 + 1 + 9
-
-
-def test_no_batch_beyond_lookahead_is_drawn() -> None:
-    for prefetch, threads in ((0, 0), (0, 4), (1, 0), (3, 1), (2, 5)):
-        loader = loader_at(0, prefetch=prefetch, threads=threads)
-        for _ in range(3):
-            for _ in loader:
-                (schedule,) = loader.schedules.values()
-                assert schedule.committed <= loader.global_step + loader.lookahead
+        assert NumpyLoader(feed).threads == min(8, processors)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,27 +60,6 @@ def test_schedule_caches_at_most_its_window() -> None:
         for step in range(0, len(stream), 50):
             schedule.batches(epoch, step, step + 1)
             assert sum(len(ids) for chunk in schedule._chunks.values() for ids in chunk) < 2 << 20
-
-
-def test_change_applies_from_its_step_unless_it_is_committed() -> None:
-    """Of each rank, whose batches are also cut from the global ones; what is cached is dropped."""
-    labels = np.arange(24) // 2
-    old = PKBatchSampler(labels, p=4, k=1, seed=0, batches_per_epoch=50)
-    new = PKBatchSampler(labels, p=4, k={0: 1, 60: 2}, seed=0, batches_per_epoch=50)
-    schedule, whole = Schedule(old.shard(1, 2)), Schedule(old)
-    for cached in (schedule.all_ranks, schedule, whole):
-        cached.batches(1, 0, 50)
-    assert schedule.commit(59) is schedule.sampler
-    for cached in (schedule, whole):
-        cached.replace_sampler(new, 60)
-    for cached, sampler in ((schedule, new.shard(1, 2)), (schedule.all_ranks, new), (whole, new)):
-        found = [ids.tolist() for ids in cached.batches(1, 0, 50)]
-        assert found == [ids.tolist() for ids in sampler.batches(1, 0, 50)]
-    schedule.commit(60)
-    sampler = schedule.sampler
-    with pytest.raises(ValueError, match=r"from step 60 on comes too late.*before step 61 are"):
-        schedule.replace_sampler(old, 60)
-    assert schedule.sampler is sampler
 
 
 def test_writing_to_batch_ids_changes_no_later_batch(index: Index) -> None:
