@@ -74,6 +74,17 @@ def answers(model: torch.nn.Module, index: Index) -> torch.Tensor:
     return torch.from_numpy(results.gather(everywhere)["right"]).float()
 
 
+def go_on(feed: Feed, schedule: dict[int, torch.Tensor], position: Any) -> TorchLoader:
+    """Return this rank's loader of the stream with a schedule, at the position of a state."""
+    stream = feed.with_sampler(sampler(schedule))
+    loader: TorchLoader = TorchLoader(
+        stream.shard(dist.get_rank(), dist.get_world_size()), device="cpu"
+    )
+    if position is not None:
+        loader.load_state_dict(position)
+    return loader
+
+
 def train(rank: int, ranks: int, kill_at: int | None, by_feedback: bool, folder: Path) -> None:
     """Train from the last checkpoint on, and save the model, the weights and how it evaluates."""
     torch.set_num_threads(1)
@@ -88,10 +99,8 @@ def train(rank: int, ranks: int, kill_at: int | None, by_feedback: bool, folder:
     if checkpoint.exists():
         weights, schedule, passed, tries, position = torch.load(checkpoint)
         model.load_state_dict(weights)
-    feed = Feed(index, sampler(schedule), decode=decode).shard(rank, ranks)
-    loader = TorchLoader(feed, device="cpu")
-    if position is not None:
-        loader.load_state_dict(position)
+    feed = Feed(index, sampler(schedule), decode=decode)
+    loader = go_on(feed, schedule, position)
     while loader.global_step < STEPS:
         for batch in loader:
             scores = model(of_all_ranks(batch["pixels"].double()))
@@ -101,8 +110,8 @@ def train(rank: int, ranks: int, kill_at: int | None, by_feedback: bool, folder:
             step = loader.global_step
             if by_feedback and step % FEEDBACK_EVERY == 0 and step < STEPS:
                 passed, tries = passed + answers(model, index), tries + 1
-                schedule[step + loader.lookahead] = 1 - 0.9 * passed / tries
-                loader.change(sampler(schedule))
+                schedule[step] = 1 - 0.9 * passed / tries
+                loader = go_on(feed, schedule, loader.state_dict())
             if step % SAVED_EVERY == 0 and rank == 0:
                 saved = model.state_dict(), schedule, passed, tries, loader.state_dict()
                 torch.save(saved, folder / "checkpoint.tmp")
@@ -110,7 +119,7 @@ def train(rank: int, ranks: int, kill_at: int | None, by_feedback: bool, folder:
             if step == kill_at:
                 dist.barrier()
                 os.kill(os.getpid(), signal.SIGKILL)
-            if step == STEPS:
+            if step == STEPS or step in schedule:
                 break
     rates = [f"{answers(model, data).mean():.2%} of {len(data)}" for data in (index, evaluation)]
     if rank == 0:
