@@ -196,6 +196,9 @@ class DecodeImage:
 
         try:
             return Image.open(io.BytesIO(data), formats=[*IMAGES])
+        except Image.DecompressionBombError as error:
+            advice = "PIL.Image.MAX_IMAGE_PIXELS sets this limit, max_pixels= another"
+            raise Image.DecompressionBombError(f"{error} {advice}") from None
         except UnidentifiedImageError:
             problem = f"field {self.field!r} is not an image, it begins with {data[:16]!r}"
             raise UnidentifiedImageError(problem) from None
@@ -241,7 +244,9 @@ class DecodeImage:
         image.info.pop("transparency", None)  # Pillow would warn that it is dropped
         return image.convert(self.mode)
 
-    def _decode_grey(self, image: PIL.Image.Image, tags: Mapping[int, Any]) -> PIL.Image.Image:
+    def _decode_grey(
+        self, image: PIL.ImageFile.ImageFile, tags: Mapping[int, Any]
+    ) -> PIL.Image.Image:
         """Decode an image of one channel with 16 or 32 bits per pixel.
 
         With dtype "native", pixels stay as they are. With "uint8", the upper 8 bits of 16-bit
@@ -249,7 +254,8 @@ class DecodeImage:
         mode:
 
         - "I;16": an unsigned integer of 16 bits; "I;16B": the same, big-endian.
-        - "I": an integer of 32 bits, with one exception: for a PPM file it has 16 bits.
+        - "I": an integer of 32 bits, with one exception: for a PPM file it has 16 bits, and Pillow
+          scales its largest value to 65535. With "native", this is undone.
         - "F": a float of 32 bits.
 
         Args:
@@ -263,6 +269,7 @@ class DecodeImage:
 
         if self.background is not None and image.has_transparency_data:
             raise ValueError("the image has 16 bits and a transparent grey: leave out background=")
+        largest = _largest_value_of_ppm(image)  # the decoded image has lost it
         pixels = np.asarray(image)
         # Pillow does not invert an image whose zeros are white. It takes unsigned integers of 32
         # bits as signed, so that those from 2^31 on become negative.
@@ -271,6 +278,8 @@ class DecodeImage:
         if is_inverted or (is_unsigned and pixels.min() < 0):
             raise ValueError(_PILLOW_MISREADS)
         if self.dtype == "native":
+            if image.mode == "I" and largest:
+                return Image.fromarray(np.rint(pixels * (largest / 65535)).astype(np.int32))
             is_big_endian = image.mode == "I;16B"  # Pillow cannot resize this mode: convert it
             return Image.fromarray(pixels.astype(np.uint16)) if is_big_endian else image
         # The mode "I" means 32 bits, with one exception: Pillow also uses it for a file of the
@@ -344,9 +353,10 @@ class DecodeImage:
         except ValueError as error:
             if not self.strict:
                 return None
-            if str(error).startswith("Corrupt JPEG data"):
-                raise ValueError(f"{error}: strict=False decodes it as Pillow does") from None
-            raise
+            with suppress(Exception):
+                self._decode_by_pillow(self._open(data))
+                error = ValueError(f"{error}: strict=False decodes it as Pillow does")
+            raise error from None
         # With `slot`, `array` is another object over the same memory.
         return array.reshape(shape) if slot is None else slot
 
@@ -413,10 +423,16 @@ def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
     """Return whether the file of an image that is not decoded yet has channels of 16 bits."""
     # The arguments of Pillow's decoder have the name of the pixel layout, such as "RGB;16B" for
     # big-endian numbers of 16 bits.
-    decoder_arguments = image.tile[0].args if image.tile else ""
-    if image.format == "PPM" and isinstance(decoder_arguments, tuple):
-        return bool(decoder_arguments[1] > 255)  # the largest value of a pixel
-    return ";16" in str(decoder_arguments)
+    return _largest_value_of_ppm(image) > 255 or ";16" in str(image.tile)
+
+
+def _largest_value_of_ppm(image: PIL.ImageFile.ImageFile) -> int:
+    """Return the value for white of a PPM file that is not decoded yet, or 0 for other formats.
+
+    It is an argument of Pillow's decoder, unless it is usual (255 or 65535): then it is 0 too.
+    """
+    arguments = image.tile[0].args if image.format == "PPM" and image.tile else ""
+    return int(arguments[1]) if isinstance(arguments, tuple) else 0
 
 
 def _array_from_pool(nbytes: int) -> Array:

@@ -106,6 +106,18 @@ def test_16_bit_channels_become_upper_bytes_and_refuse_native() -> None:
             decoded(data, dtype="native")
 
 
+@pytest.mark.parametrize("largest", [256, 1023, 4095, 65534, 65535])
+def test_native_pgm_has_the_numbers_of_the_file(largest: int) -> None:
+    """Pillow scales the largest value to 65535, and "uint8" has the upper byte of this."""
+    pixels = np.unique(np.linspace(0, largest, 300).astype(np.int32))[None]
+    header = f"{pixels.shape[1]} 1\n{largest}\n".encode()
+    binary = b"P5\n" + header + pixels.astype(">u2").tobytes()
+    text = b"P2\n" + header + " ".join(map(str, pixels[0])).encode() + b"\n"
+    for data in (binary, text):
+        np.testing.assert_array_equal(decoded(data, mode="L", dtype="native"), pixels)
+        assert decoded(data, mode="L")[0, [0, -1]].tolist() == [0, 255]
+
+
 def test_32_bit_pixels_are_refused_unless_native() -> None:
     signed_16 = SIGNED.clip(-5, 5).astype(np.int16)
     for data, pixels in (
@@ -275,6 +287,14 @@ def test_stray_bytes_in_jpeg_are_decoded_on_request() -> None:
     for options in ({}, {"mode": "L"}, {"size": (8, 8)}, {"apply_exif_orientation": True}):
         ours, clean = (decoded(data, strict=False, **options) for data in (stray, good))
         np.testing.assert_array_equal(ours, clean)
+    for header in (b"\x03\x01\x31", b"\x03\x01\x22\x00\x02\x22"):  # odd sampling factors
+        frame = good.index(b"\xff\xc0") + 9
+        odd = good[:frame] + header + good[frame + len(header) :]
+        with pytest.raises(ValueError, match=r"subsampling level.*: strict=False decodes it"):
+            decoded(odd)
+        assert decoded(odd, strict=False).shape == PHOTO.shape
+    with pytest.raises(ValueError, match=r"^(?!.*strict)"):  # Pillow refuses it too
+        decoded(good[: len(good) // 2])
     with pytest.raises(OSError, match=r"(?i)truncated"):
         decoded(good[: len(good) // 2], strict=False)
     with pytest.raises(ValueError, match="max_pixels=9"):
