@@ -23,15 +23,26 @@ DEFAULT_K = 4
 def load_feed(text: str) -> Feed:
     """Import a Python file, and return its feed: "train.py:feed" is `feed` of train.py.
 
+    While the file is imported, `sys.argv` has its path alone, so that it can parse arguments.
+
     Raises:
-        ValueError: the text has another form, or the file has no such name.
+        ValueError: the text has another form, the file exits, or it has no such name.
     """
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise ValueError(f"--feed must be FILE.py:NAME, such as train.py:feed, got {text!r}")
     file = Path(path).resolve(strict=True)
     sys.path.insert(0, str(file.parent))
-    module = import_module(file.stem)
+    arguments, sys.argv = sys.argv, [path]
+    try:
+        module = import_module(file.stem)
+    except SystemExit as error:
+        raise ValueError(
+            f"{path} exits while it is imported (status {error.code}): put what runs, and parses "
+            "arguments, below if __name__ == '__main__'"
+        ) from None
+    finally:
+        sys.argv = arguments
     if not hasattr(module, name):
         raise ValueError(f"{path} has no {name!r}: give --feed the name of a feed at its top level")
     return check_feed(getattr(module, name))

@@ -6,13 +6,14 @@ import errno
 import io
 import os
 import shlex
+import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from support.cases import mark_long
-from support.inside import _parser, main, sampler_of
+from support.inside import _parser, load_feed, main, sampler_of
 from support.shards import tars, write_tar
 
 from twinfeed.loaders import ShardWarning, build_index, open_index, pack
@@ -131,6 +132,31 @@ def test_mistake_is_refused_in_one_line_with_advice(
     assert error.startswith("twinfeed: error: ")
     assert said in error
     assert sorted(world.iterdir()) == before
+
+
+def test_file_of_feed_parses_its_own_arguments_and_may_not_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["twinfeed", "who", "--epochs", "3"])
+    file = tmp_path / "own_arguments.py"
+    file.write_text(
+        "import argparse, numpy as np\n"
+        "from twinfeed import BatchSampler, Feed, SequentialSampler\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--epochs', type=int, default=90)\n"
+        "epochs = parser.parse_args().epochs\n"
+        "sampler = BatchSampler(SequentialSampler(epochs), batch_size=2)\n"
+        "feed = Feed({'x': np.arange(epochs)}, sampler)\n"
+    )
+    assert len(load_feed(f"{file}:feed")) == 45
+    assert sys.argv == ["twinfeed", "who", "--epochs", "3"]
+    for name, ending in (("exits", "0"), ("needs", "2")):
+        exiting = tmp_path / f"{name}.py"
+        exiting.write_text(f"feed = 1\nimport sys\nsys.exit({ending})\n")
+        with pytest.raises(ValueError, match=rf"{name}\.py exits .*status {ending}\): put what"):
+            load_feed(f"{exiting}:feed")
+    assert sys.argv[0] == "twinfeed"
 
 
 @pytest.mark.parametrize("words", ["a b --split train", "a b --shard-bytes x", "a b --shards x"])
