@@ -21,6 +21,7 @@ from twinfeed.loaders.errors import DataCorruptionError, DecodeError
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Range, Record, Sample
 from twinfeed.loaders.index.options import Label, is_label
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 
@@ -199,6 +200,7 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
         advice = _FIX_FUNCTION_ADVICE if callable(source) else _FIX_RECORD_ADVICE
         if isinstance(source, str | FromJson) and isinstance(value, dict):
             advice = "it is a JSON object: name one of its keys with FromJson (--label-json)"
+        advice = checks.advice_for_text(value, advice)
         raise error_class(
             f"{label_source_text(source)} gives a value that is not a label",
             **location_of(record, shard),
@@ -218,7 +220,8 @@ def key_of(name: str, record: Record, shard: str, /) -> str:
     field = record.fields.get(name)
     if field is None or field.kind != "bytes":
         problem = f"the bytes feature {name!r} of key="
-        raise missing_error(problem, record, shard, "name another feature")
+        advice = "name another feature" + (", such as 'key'" if "key" in record.fields else "")
+        raise missing_error(problem, record, shard, advice)
     return field.data.decode("utf-8", "surrogateescape")
 
 
