@@ -14,12 +14,14 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 html_theme = "furo"
 html_title = "twinfeed"
 html_copy_source = False
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
+copybutton_prompt_text = "$ "  # of `console`, where output follows the commands
 exclude_patterns = ["site"]
 
 myst_heading_anchors = 3
