@@ -135,24 +135,28 @@ def row(
 
 
 def flow() -> Drawing:
-    """What is a value, what keeps a position, and who asks whom."""
-    out = Drawing(720, 232, "From shards to the loop: values on the left, a position on the right")
-    out.box(20, 40, 90, "shards")
-    out.box(20, 128, 90, "sampler", CLASSES[0])
-    out.box(160, 40, 90, "index", CLASSES[0])
-    out.box(300, 84, 90, "feed", CLASSES[0])
-    for number, name in enumerate(("NumpyLoader", "TorchLoader", "TensorFlowLoader")):
-        out.box(450, 40 + number * 45, 136, name, CLASSES[1])
-        out.arrow(390, 101, 446, 57 + number * 45)
-        out.arrow(586, 57 + number * 45, 628, 57 + number * 45)
-        out.text(634, 57 + number * 45, "your loop")
-    out.arrow(110, 57, 156, 57)
-    out.arrow(250, 57, 300, 92)
-    out.arrow(110, 145, 300, 112)
-    out.box(20, 186, 90, "value", CLASSES[0])
-    out.text(120, 203, "no position, no thread, no open file")
-    out.box(450, 186, 90, "loader", CLASSES[1])
-    out.text(550, 203, "keeps the position")
+    """What is a value, what keeps a position, and who asks whom; narrow, to be read on a phone."""
+    out = Drawing(350, 424, "From shards to the loop: values above, a position below")
+    out.box(10, 16, 90, "shards")
+    out.box(130, 16, 90, "index", CLASSES[0])
+    out.box(250, 16, 90, "sampler", CLASSES[0])
+    out.box(130, 84, 90, "feed", CLASSES[0])
+    out.arrow(100, 33, 126, 33)
+    out.arrow(175, 50, 175, 80)
+    out.arrow(295, 50, 224, 92)
+    out.arrow(175, 118, 175, 148)
+    out.shapes.append(
+        f'<rect x="10" y="152" width="330" height="102" rx="8" fill="none" stroke="{LINE}"/>'
+    )
+    loaders = ("NumpyLoader", "TorchLoader", "TensorFlowLoader", "JaxLoader")
+    for number, name in enumerate(loaders):
+        out.box(22 + number % 2 * 156, 164 + number // 2 * 44, 150, name, CLASSES[1])
+    out.arrow(175, 254, 175, 284)
+    out.box(115, 288, 120, "your loop")
+    out.box(10, 340, 90, "value", CLASSES[0])
+    out.text(112, 357, "no position, thread or open file")
+    out.box(10, 380, 90, "loader", CLASSES[1])
+    out.text(112, 397, "keeps the position")
     return out
 
 
