@@ -74,7 +74,7 @@ def collect() -> None:
     sampler, rows = ExactOnceBatchSampler(N, batch_size=4096), np.ones((4096, 128), np.float32)
     ranks = [Results(N) for _ in range(8)]
     for rank, one in enumerate(ranks):
-        for ids in sampler.shard(rank, 8):
+        for ids in sampler.shard(rank, 8).batches(0, 0, len(sampler)):
             one.add(ids, embedding=rows[: len(ids)])
     parts = [one.part() for one in ranks]
     took = [timed(lambda: ranks[0].gather(lambda _: parts))[1] for _ in range(3)]

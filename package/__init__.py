@@ -5,7 +5,7 @@ imports torch, `from twinfeed import *` no framework. `twinfeed.samplers` decide
 the next batch, and `twinfeed.loaders` brings the records to a training loop.
 
 >>> from twinfeed import ExactOnceBatchSampler
->>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=2)]
+>>> list(ExactOnceBatchSampler(5, batch_size=2))
 [[0, 1], [2, 3], [4]]
 """
 

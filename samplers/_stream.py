@@ -16,7 +16,7 @@ from twinfeed.samplers.batch_table import batch_table
 from twinfeed.samplers.cursor import IteratedSampler, SamplerCursor
 from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
-from twinfeed.samplers.processes import num_processes, warn_unsharded
+from twinfeed.samplers.processes import check_not_batched, num_processes, warn_unsharded
 from twinfeed.samplers.traits import check_record_ids
 from twinfeed.samplers.types import Int64s, UInt64s
 
@@ -49,11 +49,11 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
 
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> stream = BatchSampler(SequentialSampler(10), batch_size=4)
-    >>> [ids.tolist() for ids in stream]
+    >>> list(stream)
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     >>> stream.epoch, stream.step
     (1, 0)
-    >>> [ids.tolist() for ids in stream.shard(0, 2)]
+    >>> list(stream.shard(0, 2))
     [[0, 1], [4, 5], [8]]
     """
 
@@ -289,15 +289,18 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         """Refuse: a batch depends on the epoch too."""
         raise TypeError(f"sampler.batch(epoch, step) is a batch, got sampler[{step!r}]")
 
-    def __iter__(self) -> Iterator[Int64s]:
-        """Yield the batches of an epoch; nothing is drawn before the first `next`.
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches of an epoch as lists of Python ints, like torch's own batch samplers.
+
+        Nothing is drawn before the first `next`. `batch` and `batches` give arrays.
 
         Raises:
             TypeError: ids are not record ids, but padding, views or uses of a record, for which
-                `dataset[id]` would return another record.
+                `dataset[id]` would return another record; or torch would make batches of batches.
         """
+        check_not_batched(self)
         check_record_ids(self, "sampler.batch(epoch, step)")
-        return (ids for _, _, ids in self.passes())
+        return (ids.tolist() for _, _, ids in self.passes())
 
     def explain(
         self, *, num_steps: SupportsIndex = 4, world_size: SupportsIndex | None = None

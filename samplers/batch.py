@@ -45,7 +45,7 @@ class BatchSampler(BatchStream):
 
     >>> from twinfeed.samplers import SequentialSampler
     >>> stream = BatchSampler(SequentialSampler(7), batch_size=3)
-    >>> [ids.tolist() for ids in stream.shard(1, 2)]
+    >>> list(stream.shard(1, 2))
     [[2], [4, 5], []]
     >>> BatchSampler(SequentialSampler(4), batch_size=3, last_batch="pad").batch(0, 1).tolist()
     [3, -1, -1]

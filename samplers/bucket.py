@@ -46,7 +46,7 @@ class BucketBatchSampler(BatchStream):
     Costs of 1 to 6 and a budget of 12: three records of at most 3 fit, and two of at most 6.
 
     >>> stream = BucketBatchSampler([1, 2, 3, 4, 5, 6], budget=12, seed=0)
-    >>> [ids.tolist() for ids in stream]
+    >>> list(stream)
     [[5], [1, 0, 2], [4, 3]]
     """
 

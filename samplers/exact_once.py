@@ -45,11 +45,11 @@ class ExactOnceBatchSampler(BatchSampler):
         rank 0           0 1          4              4 -1
         rank 1               2 3      (empty)             -1 -1
 
-    >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=4).shard(1, 2)]
+    >>> list(ExactOnceBatchSampler(5, batch_size=4).shard(1, 2))
     [[2, 3], []]
     >>> ExactOnceBatchSampler(5, batch_size=4, last_batch="pad").batch(0, 1).tolist()
     [4, -1, -1, -1]
-    >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=2, records=[4, 1, 2])]
+    >>> list(ExactOnceBatchSampler(5, batch_size=2, records=[4, 1, 2]))
     [[1, 2], [4]]
     """
 

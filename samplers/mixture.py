@@ -77,7 +77,7 @@ class MixtureSampler(Sampler):
 
     >>> weights = {0: [2, 1], 2: [1, 1]}
     >>> order = MixtureSampler([first, second], weights=weights, num_samples=9, seed=0)
-    >>> [ids.tolist() for ids in BatchSampler(order, batch_size=3)]
+    >>> list(BatchSampler(order, batch_size=3))
     [[3, 0, 2], [4, 1, 1], [2, 4, 3]]
     """
 

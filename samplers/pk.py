@@ -84,7 +84,7 @@ class PKBatchSampler(BatchStream):
         rank 1         2 4          0 1          3 4
 
     >>> stream = PKBatchSampler(list("aabbbcc"), p=2, k=2, seed=0, batches_per_epoch=3)
-    >>> [ids.tolist() for ids in stream]
+    >>> list(stream)
     [[1, 0, 2, 4], [5, 6, 0, 1], [5, 6, 3, 4]]
     >>> stream.shard(1, 2).batch(0, 1).tolist()
     [0, 1]
@@ -174,7 +174,7 @@ class PKBatchSampler(BatchStream):
             super_labels: the super-class of each class.
 
         >>> stream = PKBatchSampler.of_classes(5, p=2, k={0: 2, 2: 3}, seed=0)
-        >>> [ids.tolist() for ids in stream]
+        >>> list(stream)
         [[1, 1, 0, 0], [4, 4, 3, 3], [2, 2, 2, 1, 1, 1]]
         """
         classes = validate.integer("classes", classes, minimum=1)

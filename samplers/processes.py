@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 
@@ -20,6 +21,9 @@ def _torch_world_size() -> int:
         return 1
     return int(distributed.get_world_size())
 
+
+# The modules of torch whose batch samplers iterate over a sampler of ids.
+_BATCHING = {"torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler"}
 
 _PROBES: list[Callable[[], int]] = [_torch_world_size]
 _warned: list[str] = []
@@ -43,6 +47,23 @@ def num_processes() -> int:
     variable = os.environ.get("WORLD_SIZE", "")
     world_size = int(variable) if variable.isdecimal() else 1
     return max([world_size, *(probe() for probe in _PROBES)])
+
+
+def check_not_batched(stream: Any, /) -> None:
+    """Raise TypeError if a batch sampler of torch, which batches ids, iterates over a stream.
+
+    A batch sampler is a mistake as `sampler=` of a `DataLoader`: torch would batch its batches, and
+    a dataset of arrays would give batches of another shape, without an error. The caller is known
+    by its module. So other code may iterate, and a `DataLoader(sampler=…, batch_size=None)`.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame and str(frame.f_globals.get("__name__")).startswith("twinfeed."):
+        frame = frame.f_back
+    if frame and frame.f_globals.get("__name__") in _BATCHING:
+        raise TypeError(
+            f"torch would make batches of the batches of {stream!r}: write "
+            f"DataLoader(dataset, batch_sampler=…), without sampler=, batch_size= and drop_last="
+        )
 
 
 def warn_unsharded(stream: Any, /) -> None:

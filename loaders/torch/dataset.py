@@ -211,9 +211,8 @@ _ADVISE_REQUEST_SAMPLER = (
 class TorchSampler(torch.utils.data.Sampler[Any]):
     """A sampler of this library as a `torch.utils.data.Sampler`, for code that asks for this class.
 
-    A `DataLoader` takes any sampler as it is. Some trainers ask `isinstance(sampler, Sampler)`, or
-    add up batches as lists. Iterating yields ints, or of a batch sampler lists of ints. Passes and
-    states are the sampler's own.
+    A `DataLoader` takes any sampler as it is, but some trainers ask `isinstance(sampler, Sampler)`.
+    Ids, passes and states are the sampler's own.
 
     The class is neither torch's `RandomSampler` nor `SequentialSampler`, which Lightning and
     Accelerate replace by samplers of their own.
@@ -244,8 +243,7 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        ids = iter(self._sampler)
-        return ids if isinstance(self._sampler, Sampler) else (batch.tolist() for batch in ids)
+        return iter(self._sampler)
 
     def set_epoch(self, epoch: int, /) -> None:
         """Set the epoch of the next pass."""

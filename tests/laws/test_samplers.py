@@ -273,10 +273,10 @@ def iterating_gives_record_ids_or_is_refused(name: str, sampler: BatchStream) ->
         with pytest.raises(TypeError, match=r"RequestSampler\(feed\), .* sampler\.records\(ids\)"):
             iter(sampler)
         return
-    for ids in sampler:
-        assert same([sampler.records(ids)], [ids])
-        assert ids.min(initial=0) >= 0
-        assert ids.max(initial=-1) < sampler.num_records
+    for ids, batch in zip(sampler, sampler.batches(0, 0, len(sampler)), strict=True):
+        assert type(ids) is list
+        assert all(type(id_) is int and 0 <= id_ < sampler.num_records for id_ in ids)
+        assert ids == batch.tolist() == sampler.records(batch).tolist()
 
 
 def steps_outside_an_epoch_are_index_errors(name: str, sampler: BatchStream) -> None:

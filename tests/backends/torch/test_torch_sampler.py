@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,45 @@ def test_stateful_dataloaders_resume_at_every_step(
         rest = received(later)
         assert stop + len(rest) in (6, 12)  # after the last batch comes the next epoch
         assert rest + received(later) == whole[stop : stop + len(rest) + 6]
+
+
+@pytest.mark.parametrize("wrap", [lambda sampler: sampler, TorchSampler])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 8}, {"batch_size": 8, "drop_last": True}])
+def test_torch_does_not_make_batches_of_batches(wrap: Any, kind: Any, options: Any) -> None:
+    """Over arrays they would have another shape, without a word."""
+    sampler = wrap(PKBatchSampler(LABELS, p=4, k=2, seed=0))
+    with pytest.raises(TypeError, match=r"batches of the batches of PK.*batch_sampler="):
+        next(iter(kind(torch.arange(96), sampler=sampler, **options)))
+
+
+class Repeated:
+    """A sampler without an end, as hosts have around a batch sampler; it has a `sampler`, too."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from iter(self.sampler)
+
+
+class Shards(torch.utils.data.BatchSampler):
+    """A class of a host that derives from torch's, and iterates over a batch sampler by itself."""
+
+    def __iter__(self) -> Any:
+        return iter(self.sampler)
+
+
+def test_other_code_iterates_over_batch_samplers() -> None:
+    def sampler() -> PKBatchSampler:
+        return PKBatchSampler(LABELS, p=3, k=2, seed=3)
+
+    rows, whole = torch.arange(96), ids_of(sampler())
+    hosts: list[Any] = [Repeated(sampler()), Shards(sampler(), 1, False)]  # type: ignore[arg-type]
+    for host in hosts:
+        assert received(islice(DataLoader(rows, batch_sampler=host), 16)) == whole[:16]
+    assert received(DataLoader(rows, sampler=sampler(), batch_size=None)) == whole[:16]
 
 
 def test_state_of_rank_loads_at_any_world_size() -> None:

@@ -148,9 +148,9 @@ def test_last_batch_of_a_pass_moves_to_the_next_epoch() -> None:
     """Loops that take exactly len() batches, and ask for no other, get every epoch."""
     stream = training()
     for epoch in range(3):
-        drawn = [ids.tolist() for ids in islice(stream, len(stream))]
+        drawn = list(islice(stream, len(stream)))
         assert drawn == [ids.tolist() for ids in stream.batches(epoch, 0, 5)]
-    with_zip = [ids.tolist() for _, ids in zip(range(len(stream)), stream, strict=False)]
+    with_zip = [ids for _, ids in zip(range(len(stream)), stream, strict=False)]
     assert with_zip == [ids.tolist() for ids in stream.batches(3, 0, 5)]
     assert where(stream) == (4, 0)
 
@@ -193,7 +193,7 @@ def test_iterator_draws_nothing_before_its_first_next() -> None:
     stream = training()
     early = iter(stream)
     stream.set_epoch(4)
-    assert next(early).tolist() == stream.batch(4, 0).tolist()
+    assert next(early) == stream.batch(4, 0).tolist()
     thrown_away = iter(stream)
     stream.load_state_dict(stream.state_at(2, 3))
     del thrown_away

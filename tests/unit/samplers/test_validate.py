@@ -613,7 +613,7 @@ def test_labels_may_be_an_index_or_a_source(tmp_path: Path) -> None:
     for data in (index, index.class_order, DatasetSource(samples, label="label")):
         sampler = PKBatchSampler(data, p=2, k=2, seed=0)
         assert sampler.fingerprint == expected.fingerprint
-        assert [ids.tolist() for ids in sampler] == [ids.tolist() for ids in copy(expected)]
+        assert list(sampler) == list(copy(expected))
 
 
 def test_error_in_a_schedule_names_the_step() -> None:
