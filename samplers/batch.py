@@ -32,8 +32,9 @@ class BatchSampler(BatchStream):
 
     Raises:
         ValueError: the sampler cannot be cut so: `sections` of a shuffle that do not divide
-            `batch_size`, for reuse a `live` that is no multiple of `batch_size`, or
-            `last_batch="drop"`, or there is no batch, as of fewer records than `batch_size` with
+            `batch_size`, for reuse a `live` that is no multiple of `batch_size`,
+            `last_batch="drop"`, or a `batches_per_epoch` that does not divide an epoch, or there is
+            no batch, as of fewer records than `batch_size` with
             `last_batch="drop"`.
 
     Seven records, batches of three; over two ranks the longer slices take turns::
@@ -88,6 +89,13 @@ class BatchSampler(BatchStream):
         self.parameters = {"batch_size": largest, "final": last_batch, "order": order}
         if batches_per_epoch is not None and steps:
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
+            # A loader drops its cache between epochs. Within an epoch, records of two epochs of the
+            # sampler would be kept at once, more than its `live`.
+            if order.traits.max_cached is not None and self._inner_steps % steps:
+                raise ValueError(
+                    f"batches_per_epoch must divide the {self._inner_steps:,} batches of the "
+                    f"epoch of a sampler that reuses records, got {steps:,}"
+                )
             self.parameters["batches_per_epoch"] = steps
             size = steps * largest
         super().__init__(num_steps=steps, size=size, batch_size=largest, seed=order.seed)

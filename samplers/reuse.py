@@ -17,7 +17,7 @@ from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
 
 # How to draw from some of the records: the advice in an error.
-_SUBSET_CALL = "SubsetSampler(ids, of=len(index), order=ReuseSampler(len(ids), …))"
+_SUBSET_CALL = "a dataset or an index of them alone, as reuse has no subset"
 
 
 class ReuseSampler(Sampler):

@@ -53,6 +53,17 @@ def test_new_epoch_empties_the_cache() -> None:
     assert len(cache) == 1
 
 
+@pytest.mark.parametrize("batches_per_epoch", [100, 25, 1])
+def test_cache_holds_live_images_in_parts_of_an_epoch(batches_per_epoch: int) -> None:
+    order = ReuseSampler(100, reuse=4, live=8, seed=0)
+    sampler = BatchSampler(order, batch_size=4, batches_per_epoch=batches_per_epoch)
+    cache = DecodedCache(4, decode)
+    for epoch in range(300 // batches_per_epoch):
+        for request in requests(Schedule(sampler), epoch):
+            cache.get(request)
+    assert cache.peak <= 8
+
+
 def test_cache_pickles_empty() -> None:
     cache = DecodedCache(3, decode)
     cache.get(asked((0, 0), [4], 0))
