@@ -49,6 +49,7 @@ class Cursor:
         # The position that load_state_dict has set; None once a batch has been received after it.
         self._loaded: tuple[int, int] | None = None
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
+        self._resumed_epoch = -1  # the epoch of the latest pass after a state, until `set_epoch`
         # The epoch that `set_epoch` was called with; None after a pass has started.
         self._requested_epoch: int | None = None
         # The epoch of the last pass, and how many passes in a row have started at this epoch.
@@ -94,7 +95,10 @@ class Cursor:
         if self._loaded is None:
             return
         epoch, step = self._loaded
-        if step and epoch != self.epoch and not self.stream.evaluation:
+        self._loaded = None  # warn only once
+        if self.stream.evaluation:
+            return
+        if step and epoch != self.epoch:
             warnings.warn(
                 f"the last batches of epoch {epoch} are skipped: a state of its step {step} "
                 f"was loaded, and then set_epoch({self.epoch}) was called. To train on them, "
@@ -102,24 +106,23 @@ class Cursor:
                 f"(Lightning: save by ModelCheckpoint while fit runs)",
                 stacklevel=3,
             )
-        self._warn_if_repeated(self.epoch, self._loaded)
-        self._loaded = None  # warn only once
+        elif self.epoch < epoch:
+            self._warn_of_ended_epoch(self.epoch, epoch)
+        elif self.epoch == epoch:
+            self._resumed_epoch = epoch
 
-    def _warn_if_repeated(self, requested_epoch: int | None, loaded: tuple[int, int]) -> None:
-        """Warn if a state was saved at the end of the epoch that `set_epoch` was called with.
+    def _warn_of_ended_epoch(self, requested_epoch: int, loaded_epoch: int) -> None:
+        """Warn that a state was saved after the epoch that `set_epoch` was called with.
 
-        `loaded` is the position (epoch, step) of the state. At the end of epoch 2 it is (3, 0). A
-        loop that is resumed, counts epochs and calls `set_epoch(2)` trains on epoch 2 twice.
+        At the end of epoch 2, the position of a state is step 0 of epoch 3. A loop that is resumed,
+        counts epochs and calls `set_epoch(2)` trains on epoch 2 twice.
         """
-        if requested_epoch is None or self.stream.evaluation:
-            return
-        if loaded == (requested_epoch + 1, 0):
-            warnings.warn(
-                f"set_epoch({requested_epoch}) was called, but the loaded state was saved after "
-                f"the last batch of epoch {requested_epoch}, so an epoch comes twice: resume the "
-                f"loop at epoch {requested_epoch + 1}, or count steps in place of epochs",
-                stacklevel=4,
-            )
+        warnings.warn(
+            f"set_epoch({requested_epoch}) was called, but the loaded state was saved after "
+            f"the last batch of epoch {loaded_epoch - 1}, so an epoch comes twice: resume the "
+            f"loop at epoch {loaded_epoch}, or count steps in place of epochs",
+            stacklevel=4,
+        )
 
     def advance(self) -> bool:
         """Move the position to the next batch; return whether the epoch has ended."""
@@ -166,9 +169,11 @@ class Cursor:
         """
         position = self.stream.position_of(state)
         # `set_epoch` may have been called before: torchdata loads a state after it.
-        self._warn_if_repeated(self._requested_epoch, loaded=position)
+        requested = self._requested_epoch
+        if requested is not None and position == (requested + 1, 0) and not self.stream.evaluation:
+            self._warn_of_ended_epoch(requested, position[0])
         self.seek(*position)
-        self._loaded, self._resuming = position, True
+        self._loaded, self._resuming, self._resumed_epoch = position, True, -1
 
 
 class SamplerCursor(Cursor):
@@ -224,13 +229,24 @@ class SamplerCursor(Cursor):
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch of the next pass (iteration over the stream), which starts at its step 0.
 
-        If a pass over the same epoch is running, its position is kept.
+        If a pass over the same epoch is running, its position is kept. After a pass that began with
+        a loaded state, warn if the epoch is none that comes after it: a host that counts its passes
+        from 0 trains on epochs of the state again.
         """
         epoch = validate.as_int("epoch", epoch)
         if self._latest_pass is not None and self._latest_pass.epoch == epoch:
             self.seek(epoch, self._latest_pass.step)
-        else:
-            super().set_epoch(epoch)
+            return
+        super().set_epoch(epoch)
+        if epoch <= self._resumed_epoch:
+            warnings.warn(
+                f"set_epoch({epoch}) was called after the pass that resumed epoch "
+                f"{self._resumed_epoch}, so epoch {epoch} comes again: count epochs from that of "
+                f"the state, or call no set_epoch (Fabric counts its passes from 0: leave the "
+                f"DataLoader out of setup_dataloaders, and call fabric.to_device(batch))",
+                stacklevel=3,
+            )
+        self._resumed_epoch = -1  # warn only once
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next pass at the position of a state; a running pass no longer moves `self`."""

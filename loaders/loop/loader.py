@@ -323,8 +323,8 @@ class Loader(Closing, Generic[B]):
 
         The pass starts at step 0, or at the step of a loaded state if that is in this epoch.
 
-        Unless the loader evaluates, this warns once if the loop has received batches of this epoch
-        before, or if the last batches of the previous epoch are skipped.
+        Unless the loader evaluates, this warns once if batches of this epoch came before, to this
+        loop or before the loaded state, or if the last batches of the previous epoch are skipped.
         """
         self._end_pass_and_tracking()
         self._position_was_set = True
@@ -340,13 +340,16 @@ class Loader(Closing, Generic[B]):
         epochs of which the loop has received batches.
         """
         problem = ""
-        if self.epoch in self._received_epochs and self.step == 0:
+        loaded_epoch, loaded_step = self._loaded_position
+        # A host that counts its passes from 0 names an epoch before that of the state it resumed.
+        is_before_state = bool(self._received_epochs) and self.epoch < loaded_epoch
+        if self.step == 0 and (self.epoch in self._received_epochs or is_before_state):
             problem = (
                 f"set_epoch starts epoch {self.epoch} again, so the same batches come again: "
-                f"give each training a loader of its own"
+                f"give each training a loader of its own, and count epochs from a loaded state's"
             )
         elif previous_epoch in self._received_epochs and step and self.epoch != previous_epoch:
-            num_skipped, (loaded_epoch, loaded_step) = len(self) - step, self._loaded_position
+            num_skipped = len(self) - step
             advice = f"for epochs of {step} batches set batches_per_epoch={step} of the sampler"
             # Perhaps the trainer has counted batches of the loaded state. For example, epochs have
             # 10 batches, and the state was saved after 2 batches of epoch 1. The trainer starts

@@ -451,6 +451,37 @@ def test_skipping_the_rest_of_a_loaded_epoch_warns() -> None:
     assert where(kept) == (1, 4)
 
 
+@pytest.mark.parametrize("named", [0, 1, 2])
+@pytest.mark.parametrize("of_batches", [False, True])
+def test_epoch_of_a_resumed_state_named_again_warns_once(of_batches: bool, named: int) -> None:
+    """A host that counts its passes from 0 does so, as Fabric; the next epoch is no mistake."""
+    stream: Any = training() if of_batches else RandomSampler(10, seed=0)
+    stream.load_state_dict({**stream.state_dict(), "epoch": 2, "step": 3})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stream.set_epoch(2)
+        list(stream)
+        other = copy.copy(stream)
+        other.set_epoch(3)
+        other.set_epoch(0)  # on purpose
+        list(other)
+    with pytest.warns(UserWarning, match=rf"set_epoch\({named}\) was .* the pass that resumed epo"):
+        stream.set_epoch(named)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stream.set_epoch(named)
+
+
+def test_epoch_before_a_state_at_an_end_warns() -> None:
+    for cursor in (at_an_end := loaded(training(), 3, 0), loaded(evaluation(), 3, 0)):
+        cursor.set_epoch(0)
+    with pytest.warns(UserWarning, match="saved after the last batch of epoch 2, so an epoch"):
+        at_an_end.advance()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cursor.advance()
+
+
 def test_stream_warns_once_when_rest_of_loaded_epoch_is_skipped() -> None:
     """Its running pass and its position both move on, and both agree."""
     stream = training()

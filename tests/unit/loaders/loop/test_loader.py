@@ -99,6 +99,20 @@ def test_pass_ended_by_another_thread_raises_and_loses_nothing(
     loader.close()
 
 
+def test_loop_that_counts_passes_from_0_after_a_resume_warns(index: Index) -> None:
+    """In the rest of a state's epoch it names the next, and then epochs of the run before."""
+    loader = NumpyLoader(Feed(index, SAMPLER))
+    loader.load_state_dict({**loader.state_dict(), "epoch": 2, "step": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.set_epoch(2)
+        list(loader)
+        loader.set_epoch(3)
+        list(loader)
+    with pytest.warns(UserWarning, match="epoch 1 again.* count epochs from a loaded state's"):
+        loader.set_epoch(1)
+
+
 def pickled(loader: Any) -> Any:
     return pickle.loads(pickle.dumps(loader))
 
