@@ -70,7 +70,8 @@ class ExactOnceBatchSampler(BatchSampler):
         count = validate.record_count("n", n, subset=_SUBSET_CALL)
         order: Sampler = SequentialSampler(count)
         if records is not None:
-            order = SubsetSampler(validate.sorted_record_ids(records, count), of=count)
+            order = subset = object.__new__(SubsetSampler)
+            subset._set_records(validate.sorted_record_ids(records, count), count, None)
         order.seed = validate.seed(seed)
         super().__init__(order, batch_size=batch_size, last_batch=last_batch)
         self.num_samples = len(order)  # records that are evaluated

@@ -34,6 +34,9 @@ class SubsetSampler(InnerSampler):
         of: the number of records of the index, `len(index)`, or the index or dataset itself.
         order: a sampler over `len(records)` positions, as `RandomSampler(len(records), seed=0)`.
 
+    Raises:
+        ValueError: no ids, ids that are not distinct, or an `order` of another length.
+
     Records 2, 3, 5, 7 in stored order, and in a random order of their own::
 
         position     0 1 2 3
@@ -58,6 +61,14 @@ class SubsetSampler(InnerSampler):
         of: SupportsIndex | Sized,
         order: Sampler | None = None,
     ) -> None:
+        self._set_records(records, of, order)
+        if not len(self._table):
+            raise ValueError(f"records must hold an id, got none of {self.num_records:,} records")
+
+    def _set_records(
+        self, records: ArrayLike, of: SupportsIndex | Sized, order: Sampler | None
+    ) -> None:
+        """Set what the arguments say, checked; an evaluation may be of no records."""
         self._table = validate.integers("records", records, minimum=0)
         values = validate.sorted_distinct("records", self._table)
         minimum = int(values[-1]) + 1 if len(values) else 0
@@ -116,7 +127,7 @@ class SubsetSampler(InnerSampler):
         return np.asarray(self._table)[index].astype(np.int64)
 
 
-@validate.show_call("split(len(index), fraction=0.1, seed=0)")
+@validate.show_call("split(len(index), fraction=0.1, seed=0), and by=labels to divide each class")
 def split(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
     /,
@@ -152,7 +163,7 @@ def split(
         ids.
 
     Raises:
-        ValueError: `by` and `groups` are given together, or no group falls into a part.
+        ValueError: `by` and `groups` are given together, or no record falls into a part.
 
     Records that are added at the end move no earlier record:
 
@@ -190,14 +201,14 @@ def split(
         _check_count("by", len(order.records), len(hashes))
         _stratify(part_of, order, hashes, fractions_after, root_key(seed, "split by"))
     parts = tuple(np.flatnonzero(part_of == number) for number in range(len(fractions_after) + 1))
-    if groups is not None and len(hashes):
-        fractions = -np.diff([1.0, *fractions_after, 0.0])
-        for number, part in enumerate(parts):
-            if fractions[number] > 0 and not len(part):
-                count = validate.counted(len(np.unique(inputs)), "group")
-                raise ValueError(
-                    f"none of {count} fell into part {number}: pass another seed= or fraction="
-                )
+    fractions = -np.diff([1.0, *fractions_after, 0.0])
+    for number, part in enumerate(parts):
+        if len(hashes) and fractions[number] > 0 and not len(part):
+            unit = "record" if groups is None else "group"
+            count = validate.counted(len(np.unique(inputs)), unit)
+            raise ValueError(
+                f"none of {count} fell into part {number}: pass another seed= or fraction="
+            )
     return parts
 
 
