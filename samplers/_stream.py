@@ -22,6 +22,12 @@ from twinfeed.samplers.types import Int64s, UInt64s
 
 _Stream = TypeVar("_Stream", bound="BatchStream")
 
+# What to do with a DataLoader whose sampler a trainer must not replace: advice of errors.
+_UNCHANGED = (
+    "a DataLoader that the trainer does not change (Lightning and Fabric: "
+    "use_distributed_sampler=False)"
+)
+
 
 class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     """A stream of batches of sample ids, by (epoch, step) or by iteration, whole or for one rank.
@@ -130,17 +136,18 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         if self.world_size > 1:
             raise TypeError(
                 f"this sampler already is rank {self.rank} of {self.world_size}: give the trainer "
-                f"the sampler without shard(), or use a DataLoader that the trainer does not change"
+                f"the sampler without shard(), or {_UNCHANGED}"
             )
         if self.evaluation or self.fixed_size is None:
             raise TypeError(
                 f"a trainer would lose or repeat records of {self!r}: take last_batch='drop', or "
-                f"use sampler.shard(rank, world_size) in a DataLoader that it does not change"
+                f"take sampler.shard(rank, world_size) and {_UNCHANGED}"
             )
         if self._steps % processes:
             raise TypeError(
                 f"{processes} processes cannot divide {validate.counted(self._steps, 'batch')} of "
-                f"an epoch evenly: set batches_per_epoch to a multiple of {processes}"
+                f"an epoch evenly: set batches_per_epoch to a multiple of {processes}, or take "
+                f"sampler.shard(rank, world_size) and {_UNCHANGED}"
             )
 
     @property

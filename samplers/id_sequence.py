@@ -78,8 +78,11 @@ class IdSequence(Sequence[int]):
 
     def __getitem__(self, index: SupportsIndex | slice | ArrayLike, /) -> int | IdSequence | Int64s:
         if isinstance(index, slice):
-            part = object.__new__(IdSequence)
-            vars(part).update(vars(self), _range=self._range[index])
+            part, numbers_of_part = object.__new__(IdSequence), self._range[index]
+            if len(numbers_of_part) < 2:  # its step may be above int64
+                start = numbers_of_part.start
+                numbers_of_part = range(start, start + len(numbers_of_part))
+            vars(part).update(vars(self), _range=numbers_of_part)
             return part
         if type(index) is int and -len(self) <= index < len(self):  # fast, for loops
             return self._id(index)

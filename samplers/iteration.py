@@ -53,6 +53,12 @@ class IdStream(IteratedSampler["IdSamplerCursor"], Samples):
         """Return the ids at these positions of an epoch."""
 
     @property
+    def epoch(self) -> int:
+        """Epoch of the next id that iterating draws."""
+        self._cursor.sync()
+        return self._cursor.epoch
+
+    @property
     def _unsharded(self) -> IdStream:
         """The sampler of all ranks, if this is the sampler of one rank."""
         return self

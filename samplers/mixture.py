@@ -58,8 +58,9 @@ class MixtureSampler(Sampler):
         seed: the only source of chance.
 
     Raises:
-        ValueError: an empty sampler, one that is never drawn, one that reuses records, and one
-            that itself changes with the training step.
+        ValueError: an empty sampler, one that reuses records, one that itself changes with the
+            training step, and one of weight 0, unless weights are a schedule, by which it may join
+            later.
 
     Weights 2 and 1, three records (0 1 2) and two (3 4), nine samples an epoch. Two of
     three samples are of the first sampler, which begins again after three of its own::

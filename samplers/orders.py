@@ -261,10 +261,16 @@ class InnerSampler(Sampler):
         # `num_ids` is None if ids are record ids. Otherwise several ids may be of the same record,
         # such as its captions (views), and cannot be mapped as records. The usual mistake is
         # SubsetSampler(…, order=ViewSampler(…)): the error shows how to nest them.
-        if check_sampler(inner_sampler).traits.num_ids is not None:
+        traits = check_sampler(inner_sampler).traits
+        if traits.num_ids is not None:
+            problem = (
+                "uses of records: cut it by BatchSampler itself, without a subset and views"
+                if traits.max_cached is not None
+                else "views of records: take the views after the subset, as "
+                "ViewSampler(SubsetSampler(…), …)"
+            )
             raise ValueError(
-                f"order must give record ids, got {inner_sampler!r}, which gives views of records: "
-                f"take the views after the subset, as ViewSampler(SubsetSampler(…), …)"
+                f"order must give record ids, got {inner_sampler!r}, which gives {problem}"
             )
         if inner_sampler.num_records != size:
             raise ValueError(f"order must be a sampler of {expected}, got {inner_sampler!r}")

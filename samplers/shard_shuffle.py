@@ -101,8 +101,8 @@ class ShardShuffleSampler(Sampler):
             )
         self.num_records = int(self._lengths.sum())
         self._exclusion = Exclusion(exclude, self.num_records, self.seed)
-        self.traits = self._exclusion.declare(SamplerTraits(reads_blocks=self.block > 1))
         self._blocks = Blocks(self._lengths, self.block)
+        self.traits = self._exclusion.declare(SamplerTraits(reads_blocks=self._blocks.block > 1))
         if self._sections > max(1, len(self._blocks)):
             raise ValueError(
                 f"sections must be at most the number of blocks, {len(self._blocks)}, "

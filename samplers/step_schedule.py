@@ -32,12 +32,17 @@ class StepSchedule(Generic[T]):
     def parse(cls, name: str, values: Any, check: Callable[[Any], T]) -> StepSchedule[T]:
         """Return the schedule of a user's argument: one value, or `{training step: value}`.
 
+        Steps may be strings of digits, which they become in JSON.
         `check` validates a value and returns it converted, and `name` is the argument's name. A
         step at which the value stays the same is left out: `{0: 2, 5: 2, 7: 3}` is `{0: 2, 7: 3}`.
         """
         by_step = {}
         for step, value in (values if isinstance(values, Mapping) else {0: values}).items():
+            if isinstance(step, str) and step.isascii() and step.isdigit():  # by way of JSON
+                step = int(step)
             step = validate.integer(f"a step of {name}", step, minimum=0)
+            if step in by_step:
+                raise ValueError(f"{name} has two values for step {step}")
             try:
                 by_step[step] = check(value)
             except (TypeError, ValueError) as error:

@@ -21,6 +21,12 @@ T = TypeVar("T")
 
 P = ParamSpec("P")
 
+# Lightning and Fabric make another sampler by `type(sampler)(ids, batch_size=, drop_last=)`.
+_TRAINER_ADVICE = (
+    "\n(if Lightning or Fabric made this call: pass use_distributed_sampler=False, and give each "
+    "rank sampler.shard(rank, world_size))"
+)
+
 LIMIT = 1 << 62  # above every size and sum: int64 holds the sum of two
 
 
@@ -35,7 +41,8 @@ def show_call(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             try:  # only the names and the number of arguments: other errors stay as they are
                 parameters.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{error}: write {call}") from None
+                advice = _TRAINER_ADVICE if "drop_last" in kwargs else ""
+                raise TypeError(f"{error}: write {call}{advice}") from None
             return function(*args, **kwargs)
 
         return check_and_call

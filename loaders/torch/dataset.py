@@ -245,6 +245,16 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self._sampler)
 
+    @property
+    def sampler(self) -> TorchSampler:
+        """This sampler. Trainers set the epoch of `sampler` or of `batch_sampler`."""
+        return self
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next id or batch that iterating draws."""
+        return int(self._sampler.epoch)
+
     def set_epoch(self, epoch: int, /) -> None:
         """Set the epoch of the next pass."""
         self._sampler.set_epoch(epoch)
@@ -305,11 +315,9 @@ class RequestSampler(TorchSampler):
             yield Request.of(self._sampler, epoch, step, ids, seeds=self._seeded)
 
     @property
-    def sampler(self) -> RequestSampler:
-        """This sampler. Trainers set the epoch of `sampler` or of `batch_sampler`."""
+    def batch_sampler(self) -> RequestSampler:
+        """This sampler, as `sampler` is."""
         return self
-
-    batch_sampler = sampler
 
     @property
     def batch_size(self) -> NoReturn:

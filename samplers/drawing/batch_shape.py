@@ -36,7 +36,7 @@ class BatchShape:
         self, p: PerStep, k: PerStep | tuple[SupportsIndex, SupportsIndex], seed: int
     ) -> None:
         self.lowest_k: int | None = None
-        if isinstance(k, tuple):
+        if isinstance(k, (tuple, list)):  # a list by way of JSON
             self.lowest_k, k = _k_range(k)
         for name, value in (("p", p), ("k", k)):
             if callable(value):

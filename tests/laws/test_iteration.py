@@ -68,6 +68,7 @@ def iterating_gives_consecutive_epochs(sampler: Sampler) -> None:
         assert found == ids
         assert all(type(id_) is int for id_ in found)
         assert position(sampler) == ((epoch + 1, 0) if ids else (0, 0))
+        assert sampler.epoch == position(sampler)[0]
     sampler.set_epoch(1)
     assert list(sampler) == expected[1]
 
@@ -372,6 +373,13 @@ def test_id_sequence_refuses_bad_index(index: Any) -> None:
     assert ids[()].shape == ids[[]].shape == (0,)
     with pytest.raises((TypeError, IndexError, ValueError), match=r"280|integers|inhomogeneous"):
         ids[index]
+
+
+@pytest.mark.parametrize("step", [10**29, -(10**29), 280, 2**63])
+def test_id_sequence_takes_any_step(step: int) -> None:
+    ids = IdSequence(SIZED, epochs=40)[3::step]
+    assert list(ids) == ids[[0]].tolist() == np.asarray(ids).tolist() == ALL[3:4]
+    assert len(ids[1:]) == len(IdSequence(SIZED, epochs=40)[3:3:step]) == 0
 
 
 def test_id_sequence_of_many_epochs_takes_no_memory() -> None:

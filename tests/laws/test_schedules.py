@@ -215,6 +215,16 @@ def counts(batches: list[list[int]], lengths: list[int]) -> np.ndarray:
     return np.bincount(np.searchsorted(bounds, ids, side="right"), minlength=len(lengths))
 
 
+def test_schedule_may_come_from_json() -> None:
+    """Its steps are strings there, and a range of K is a list."""
+    for k in ({0: 2, 5: 1}, (1, 3)):
+        read, given = (
+            PKBatchSampler(LABELS, p=2, k=schedule, seed=0, batches_per_epoch=9)
+            for schedule in (json.loads(json.dumps(k)), k)
+        )
+        assert read.fingerprint == given.fingerprint
+
+
 def test_mixture_is_exact_between_changes_and_its_samplers_continue() -> None:
     """Counts are the sums of exact counts, and each sampler gives its records epoch after epoch."""
     weights = {0: [3, 1, 0], 7: [1, 1, 2], 20: [0, 1, 0], 31: [5, 2, 1]}

@@ -202,6 +202,8 @@ def test_torch_sampler_is_no_class_that_trainers_replace() -> None:
     assert not isinstance(sampler, (*replaced, torch.utils.data.BatchSampler))
     assert len(sampler) == 8
     assert not hasattr(sampler, "batch_size")
+    assert sampler.sampler is sampler
+    assert [(sampler.epoch, len(list(sampler))) for _ in range(2)] == [(0, 8), (1, 8)]
     batches = TorchSampler(BatchSampler(RandomSampler(8, seed=0), batch_size=4))
     assert (len(batches), batches.batch_size, batches.drop_last) == (2, 4, True)
 

@@ -1,6 +1,7 @@
 """Lightning and Accelerate: no double sharding, epochs set, resume; the traps of others."""
 
 import warnings
+from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
-from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+)
 
 # Lightning warns of workers, of checkpoints that it overwrites, and calls what torch retired.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -169,8 +176,28 @@ def test_lightning_replacing_sampler_is_an_error(index: Index, rank: int | None)
     other: Any = DistributedSampler(range(RECORDS), num_replicas=2, rank=0)
     with pytest.raises(TypeError, match=r"use_distributed_sampler=False"):
         _update_dataloader(plain(index, sampler), other)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"use_distributed_sampler=False"):
         _update_dataloader(DataLoader(range(RECORDS), batch_sampler=sampler), other)
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "lightning.fabric"])
+def test_making_a_sampler_of_ones_own_anew_names_the_option(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They call `type(sampler)(ids, batch_size=…, drop_last=…)`, which nobody wrote."""
+    update = import_module(f"{package}.utilities.data")._update_dataloader
+    other: Any = DistributedSampler(range(64), num_replicas=2, rank=0)
+
+    def prepare(batches: int) -> None:
+        sampler = PKBatchSampler([0, 1] * 32, p=2, k=2, seed=0, batches_per_epoch=batches)
+        update(DataLoader(range(64), batch_sampler=sampler), other)  # type: ignore[arg-type]
+
+    for batches, problem in ((30, "required argument: 'p'"), (31, "2 processes cannot divide 31")):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(TypeError, match=problem) as caught:
+            prepare(batches)
+        assert "use_distributed_sampler=False" in str(caught.value)
+        assert "sampler.shard(rank, world_size)" in str(caught.value)
 
 
 def test_accelerate_returns_loader_unchanged(index: Index) -> None:

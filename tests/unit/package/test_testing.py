@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from support.own_source import Words
 
-from twinfeed.samplers import BatchSampler, RandomSampler, ReuseSampler, SamplerTraits
+from twinfeed.samplers import (
+    BatchSampler,
+    RandomSampler,
+    ReuseSampler,
+    SamplerTraits,
+    ShardShuffleSampler,
+)
 from twinfeed.testing import check_sampler, check_source
 
 
@@ -116,6 +122,11 @@ def test_check_sampler_names_undeclared_traits() -> None:
     check_sampler(ReuseSampler(12, reuse=3, live=4, seed=0))
     with pytest.raises(AssertionError, match="more than max_cached=4 records"):
         check_sampler(Keeps())
+
+
+def test_blocks_of_one_record_are_no_blocks() -> None:
+    for lengths in ([1], [1, 0, 1]):
+        check_sampler(ShardShuffleSampler(lengths, block=5, window=2, seed=0))
 
 
 def test_check_sampler_accepts_a_batch_sampler() -> None:

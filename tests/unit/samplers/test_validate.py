@@ -178,7 +178,7 @@ REFUSED: Refused = [
             ({3: [-1]}, ValueError, "exclude must be at least 0, got -1 at 0"),
             ({3: [1, 1]}, ValueError, "exclude must differ from each other, got 1 more than once"),
             ({-3: [1]}, ValueError, "a step of exclude must be at least 0, got -3"),
-            ({"3": [1]}, TypeError, "a step of exclude must be an integer, got '3'"),
+            ({"-3": [1]}, TypeError, "a step of exclude must be an integer, got '-3'"),
             ({3: [0, 1, 2], 4: [3, 4]}, ValueError, "must leave half of the records, got 5 of 8"),
         ]
     ),
@@ -219,7 +219,6 @@ REFUSED: Refused = [
             ([SequentialSampler(0)], {}),
             ([ShardShuffleSampler([], seed=0, block=1, window=1)], {"last_batch": "pad"}),
             ([WeightedSampler([1, 2], num_samples=0, seed=0)], {}),
-            ([SubsetSampler([], of=9)], {"batches_per_epoch": 3}),
         ]
     ),
     (lambda: BucketBatchSampler([], budget=4, seed=0), ValueError, "batch, got 0 of 0 records"),
@@ -391,6 +390,16 @@ REFUSED: Refused = [
         ValueError,
         "last_batch must be 'smaller' or 'pad' for a sampler that reuses records",
     ),
+    *(
+        (
+            lambda batches=batches: BatchSampler(
+                ReuseSampler(400, reuse=4, live=8, seed=0), batch_size=4, batches_per_epoch=batches
+            ),
+            ValueError,
+            "batches_per_epoch must divide the 400 batches of the epoch of a sampler that reuses",
+        )
+        for batches in (3, 800)
+    ),
     (reuse(reuse=0), ValueError, "reuse must be at least 1"),
     (lambda: WeightedSampler([], seed=0), ValueError, "one number for each record"),
     (lambda: WeightedSampler([0, 0], seed=0), ValueError, "not all be 0"),
@@ -438,6 +447,23 @@ REFUSED: Refused = [
     ),
     (lambda: SubsetSampler([1, 1], of=2), ValueError, "got 1 more than once"),
     (lambda: SubsetSampler([5], of=5), ValueError, "of must be"),
+    (lambda: SubsetSampler([], of=9), ValueError, "records must hold an id, got none of 9"),
+    (
+        lambda: SubsetSampler(np.zeros(0, bool), of=9, order=RandomSampler(0, seed=0)),
+        ValueError,
+        "got none of 9",
+    ),
+    (lambda: split(9, fraction=0.1, seed=3), ValueError, "none of 9 records fell into part 1"),
+    (
+        lambda: split(3, fraction=0.1, seed=0, by=[1, 2, 2]),
+        ValueError,
+        "none of 3 records fell into part 1: pass another seed",
+    ),
+    (
+        lambda: split(9, fraction=0.1, seed=3, stratify=[1] * 9),
+        TypeError,
+        "'stratify': write split(len(index), fraction=0.1, seed=0), and by=labels to divide each",
+    ),
     (
         lambda: SubsetSampler([5], of=6, order=SequentialSampler(2)),
         ValueError,
@@ -445,7 +471,19 @@ REFUSED: Refused = [
     ),
     (lambda: SubsetSampler([5], of=6, order=[0]), TypeError, "got a list"),
     (lambda: SubsetSampler(range(5), of=5, order=pk()()), TypeError, "order must be a Sampler"),
-    (lambda: SubsetSampler([7, 8], of=9, order=views([1, 2])), ValueError, "order must give"),
+    (lambda: SubsetSampler([7, 8], of=9, order=views([1, 2])), ValueError, "take the views after"),
+    *(
+        (
+            lambda wrap=wrap: wrap(ReuseSampler(2, reuse=2, live=2, seed=0)),
+            ValueError,
+            "which gives uses of records: cut it by BatchSampler itself",
+        )
+        for wrap in (
+            lambda order: ViewSampler(order, [1, 2], per_epoch="one", seed=0),
+            lambda order: SubsetSampler([7, 8], of=9, order=order),
+        )
+    ),
+    (pk(p={0: 4, "0": 2}, batches_per_epoch=3), ValueError, "p has two values for step 0"),
     (lambda: split(3, fraction=1.5, seed=0), ValueError, "fraction must be in"),
     (lambda: split(3, fraction="0.5", seed=0), TypeError, "got '0.5'"),
     (lambda: split(3, fraction=None, seed=0), TypeError, "got None"),
