@@ -49,6 +49,7 @@ def position(path: Path) -> tuple[int, ...]:
     return struct.unpack("<qq", Path(f"{path}.position").read_bytes())
 
 
+@pytest.mark.filterwarnings("ignore:set_epoch starts epoch 0 again")
 def test_ledger_writes_lines_only_where_ranges_begin_or_end(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ledger.jsonl"
     loader = NumpyLoader(FEED, ledger=path)
