@@ -72,7 +72,7 @@ def test(model: torch.nn.Module) -> tuple[float, float]:
 
     for rank in range(2):  # each rank does this
         sampler = ExactOnceBatchSampler(680, batch_size=64).shard(rank, 2)
-        results = Results(680)
+        results = Results(680, run="after training")
         for points, numbers in DataLoader(DATASET, batch_sampler=sampler):
             results.add(numbers, point=torch.nn.functional.normalize(model(points)))
         results.save(f"rank-{rank}.npz")

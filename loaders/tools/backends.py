@@ -40,10 +40,13 @@ def to_ragged(value: Any) -> Any:
     """Convert a field of a batch whose rows differ in length to a `Ragged`.
 
     The field is a jagged tensor of torch, a `tf.RaggedTensor`, or a list that has a list of strings
-    for each row, since torch has no tensors of strings. Any other value is returned as it is.
+    for each row, since torch has no tensors of strings. A nested tensor of torch with strides, or
+    with gaps, becomes a list of its rows. Any other value is returned as it is.
     """
-    if getattr(value, "is_nested", False):  # a jagged tensor of torch
+    if getattr(value, "is_nested", False):
         value = value.detach().cpu()
+        if not (hasattr(value, "offsets") and value.is_contiguous()):
+            return [*value.unbind()]
         return Ragged(as_array(value.values()), value.offsets().diff().numpy())
     if isinstance(value, list) and any(isinstance(row, list) for row in value):
         lengths = np.array([len(row) for row in value], np.int64)

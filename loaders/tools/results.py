@@ -6,8 +6,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsIndex
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed.collate import Ragged, keeps_integers, ragged_rows
+from twinfeed.loaders.feed.collate import Ragged, ragged_rows
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Ids, as_array
@@ -32,6 +31,9 @@ result. A field of objects has the arrays of a ragged result.
 """
 
 
+_ADVICE = "give all ranks one name of this evaluation, such as Results(feed, run='epoch 7')"
+
+
 class Results:
     """The results of an exact pass, in the order of the records.
 
@@ -41,10 +43,12 @@ class Results:
 
     Args:
         of: the feed of the pass. Saved files then name its records and its stream, and `load`
-            refuses a file of another run. Or the number of sample ids: `len(index)`, or
+            refuses a file of others. Or the number of sample ids: `len(index)`, or
             `sampler.num_ids` with views.
         ids: the ids that the pass visits, if not all (int64, in any order), such as `records=` of
             the sampler. The rows then are in the order of `ids`.
+        run: the name of this evaluation, the same on all ranks, and another for each evaluation,
+            such as "run 7, epoch 3". Saved files have it, and `load` joins files of one name only.
 
     >>> import numpy as np
     >>> ranks = [Results(3), Results(3)]
@@ -54,31 +58,27 @@ class Results:
     {'score': array([0.5 , 0.75, 0.25])}
     """
 
-    def __init__(self, of: Feed | SupportsIndex, /, *, ids: Ids | None = None) -> None:
+    def __init__(
+        self, of: Feed | SupportsIndex, /, *, ids: Ids | None = None, run: object = None
+    ) -> None:
+        self._run: dict[str, Any] = {"run": None if run is None else str(run)}
         if isinstance(of, Feed):
-            self._num_ids, self._run = of.sampler.num_ids, NumpyLoader(of).state_dict()
+            self._num_ids = of.sampler.num_ids
+            self._run["feed"] = NumpyLoader(of).state_dict()
         else:
-            if not isinstance(of, SupportsIndex):
-                raise TypeError(f"Results takes a feed or len(index), got a {type(of).__name__}")
-            self._num_ids, self._run = validate.integer("n", of, minimum=0), {}
-        self._ids = checks.check_ids(
-            np.arange(self._num_ids) if ids is None else ids, self._num_ids
-        )
+            self._num_ids = validate.integer("n, if not a feed,", of, minimum=0)
+        ids = np.arange(self._num_ids) if ids is None else ids
+        self._ids = checks.check_ids(ids, self._num_ids)
         validate.sorted_distinct("ids", self._ids)
         self._added: list[Part] = []
 
     def __repr__(self) -> str:
-        columns = "".join(f", {name} {kind}" for name, kind in self._columns())
+        columns = "".join(f", {name} {kind}" for name, kind in _columns(self.part()).items())
         return f"<Results: {len(self.part()):,} of {len(self._ids):,} records{columns}>"
 
     def _repr_html_(self) -> str:
         title = f"Results: {len(self.part()):,} of {len(self._ids):,} records"
-        return html_table(title, self._columns())
-
-    def _columns(self) -> list[tuple[str, str]]:
-        """Return the name of each result that this rank has added, and its dtype as text."""
-        rows = self.part()
-        return [(name, _dtype_text(rows[name])) for name in rows.dtype.names or () if name != "id"]
+        return html_table(title, _columns(self.part()).items())
 
     def add(self, ids: Any, /, **results: Any) -> None:
         """Add the results of one batch.
@@ -88,29 +88,26 @@ class Results:
             results: the results by name. Each is an array or a tensor (numpy, torch, TensorFlow,
                 JAX) with a row for each id. The rows are copied. bfloat16, which no file can hold,
                 becomes float32. If the rows differ in length, the result is a `Ragged`, a ragged
-                tensor, or a list that has an array for each id. These arrays must have the same
-                dtype, and the same shape after the first axis.
+                or nested tensor, or a list that has an array for each id.
 
         Raises:
-            ValueError: a result does not have a row for each id, or its name is `id`; names, shapes
-                or dtypes do not fit those of the last batch; or no dtype can hold all values of a
-                list.
+            ValueError: a result does not have a row for each id, or has another name, dtype or
+                shape than in the last batch; or no dtype can hold all values of a list.
             TypeError: a masked array, or objects.
             IndexError: an id below -1, or one that is not below the number of sample ids.
         """
-        if isinstance(ids, Mapping):
-            raise TypeError("ids must be ids, got a dict: write add(batch['id'], score=scores)")
         ids = checks.as_ids(_as_plain_array("ids", ids))
         real = ids != -1
         checks.check_ids(ids[real], self._num_ids)
-        columns = [
-            ("id", ids),
-            *((name, _as_column(name, results[name])) for name in sorted(results)),
-        ]
-        rows = np.empty(len(ids), [(name, c.dtype, c.shape[1:]) for name, c in columns])
+        columns = [(name, _as_column(name, results[name])) for name in sorted(results)]
         for name, column in columns:
             if column.shape[:1] != ids.shape:
                 raise ValueError(f"{name} needs a row for each of {len(ids)} ids: {column.shape}")
+            if not (name and name.isprintable()):  # numpy or zip would change the name
+                raise ValueError(f"the name of a result must be printable, got {name!r}")
+        columns = [("id", ids), *columns]
+        rows = np.empty(len(ids), [(name, c.dtype, c.shape[1:]) for name, c in columns])
+        for name, column in columns:
             rows[name] = column
         # Called only because it raises ValueError if this batch does not fit the last one, which
         # the user should see now, and not in `gather`. The first row of each batch is enough.
@@ -139,10 +136,12 @@ class Results:
         Raises:
             TypeError: `all_gather` is not a function, or returns something else.
             LoaderError: some ids of the pass have no result, or several. Every rank raises it.
-            ValueError: results of several ranks or batches do not fit together, such as strings and
-                numbers, or integers that floats would round.
+            ValueError: results of several ranks or batches differ in name, dtype or shape.
         """
-        rows = self.part() if all_gather is None else _gather(self.part(), all_gather)
+        parts = [self.part()] if all_gather is None else [*all_gather(self.part())]
+        if not all(isinstance(part, np.ndarray) for part in parts):
+            raise TypeError(f"all_gather must return all ranks' parts, got {parts!r:.80}")
+        rows = _concatenate(parts)
         ids, first_rows, counts = np.unique(rows["id"], return_index=True, return_counts=True)
         wrong_ids = {
             "no result": self._ids[~np.isin(self._ids, ids)],
@@ -170,7 +169,7 @@ class Results:
 
         - "n": the number of sample ids;
         - "only": the sample ids that the pass visits;
-        - "run": the state of the loader as JSON, which identifies the run;
+        - "run": the name of the run and the state of the loader as JSON, which identify the run;
         - "values score": the values of a result with the name "score";
         - "lengths score": the lengths of its rows, if they differ.
 
@@ -193,8 +192,8 @@ class Results:
         """Return a `Results` with the results that all ranks have saved, each rank in a file.
 
         Raises:
-            LoaderError: a file is damaged, or its records, results or run differ from those of the
-                first file.
+            LoaderError: a file is damaged; its records, results or run differ from those of the
+                first file; or there are several files, without the name of a run.
         """
         joined: Results | None = None
         for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
@@ -204,27 +203,23 @@ class Results:
                     if joined is None:
                         joined = cls(num_ids, ids=ids)
                         joined._run = run
-                    if num_ids != joined._num_ids or not np.array_equal(ids, joined._ids):
+                    elif num_ids != joined._num_ids or not np.array_equal(ids, joined._ids):
                         raise ValueError("its records are not those of the first file")
-                    if run != joined._run:
-                        raise ValueError("its run is not that of the first file")
+                    elif run != joined._run or run["run"] is None:
+                        raise ValueError(f"its run is not known to be that of the first: {_ADVICE}")
                     joined.add(results.pop("id"), **results)
                 except Exception as error:  # an error of zip, numpy or this class
-                    raise LoaderError(f"not a file of Results: {error}", path=path) from error
+                    raise LoaderError(f"not a file of these Results: {error}", path=path) from error
         if joined is None:
             raise ValueError("paths must name the file of each rank, got none")
         return joined
 
 
 def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
-    """Read a .npz file that `Results.save` has written.
-
-    The file has these arrays: "n" is the number of sample ids, "only" has the sample ids that the
-    pass visits, "run" is the state of the loader as JSON, "values score" has the values of a result
-    named "score", and "lengths score" the lengths of its rows, if they differ.
+    """Read a .npz file that `Results.save` has written; see there for its arrays.
 
     Returns:
-        The number of sample ids, the ids of the pass, the state, and the results by name.
+        The number of sample ids, the ids of the pass, the run, and the results by name.
 
     Raises:
         ValueError: the arrays would take more bytes than the file has. `save` does not compress
@@ -250,66 +245,40 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
     return arrays["n"].item(), arrays["only"], run, results
 
 
-def _gather(part: Part, all_gather: Callable[[Part], Sequence[Part]]) -> Part:
-    """Return the rows of all ranks; raise TypeError if `all_gather` does not return their parts."""
-    if not callable(all_gather):
-        raise TypeError(f"all_gather must be a function, got {all_gather!r:.80}")
-    parts = all_gather(part)
-    if not isinstance(parts, Sequence) or not all(isinstance(p, np.ndarray) for p in parts):
-        raise TypeError(f"all_gather must return the list of all ranks' parts, got {parts!r:.80}")
-    return _concatenate(parts)
-
-
 def _concatenate(parts: Iterable[Part]) -> Part:
     """Join the structured arrays of several batches or ranks to one.
 
     An array without rows is left out: a rank without batches has no names of results.
 
     Raises:
-        ValueError: names, shapes or dtypes do not fit together.
+        ValueError: names, dtypes or shapes differ. numpy would turn 1 into "1", or round integers.
     """
     nonempty = [part for part in parts if len(part)] or [np.zeros(0, [("id", np.int64)])]
-    try:
-        joined = np.concatenate(nonempty)
-    except TypeError as error:
-        dtypes = " and ".join(str(part.dtype) for part in nonempty)
-        raise ValueError(f"results must have the same names and shapes, got {dtypes}") from error
-    for part, name in product(nonempty, joined.dtype.names or ()):
-        if not _keeps_values(part[name], joined[name]):
+    first = _columns(nonempty[0])
+    for part in nonempty[1:]:
+        if _columns(part) != first:
             raise ValueError(
-                f"result {name!r} is {_dtype_text(part[name])}, but with other batches it is "
-                f"{_dtype_text(joined[name])}, which cannot hold its values: add all with one dtype"
+                f"results must have the same names, dtypes and shapes in all batches, got {first} "
+                f"and {_columns(part)}: convert them before `add`"
             )
-    return joined
+    return np.concatenate(nonempty)
 
 
-def _keeps_values(column: Array, joined: Array) -> bool:
-    """Return whether the values of a column are unchanged in `joined`.
-
-    `joined` is what numpy has concatenated of this and other columns. If their dtypes differ, numpy
-    converts all to a common dtype: it may turn 1 into "1", or round large integers to floats.
-    """
-    old, new = column.dtype, joined.dtype
-    if "O" in (old.kind, new.kind):  # object: each row of a ragged column is an array
-        # Compare the dtypes of the first rows, and their shapes without the length.
-        return _dtype_text(column) == _dtype_text(joined)
-    if old.kind in "iu" and new.kind in "fc":  # integers to floats or complex numbers
-        return keeps_integers(column, new)
-    # Equal kinds: the dtype only has room for longer strings or larger numbers. Or `joined` has
-    # numbers ("iufc"): numpy converts only numbers and bools to numbers, here without a loss.
-    # Otherwise numpy has converted the values to strings or bytes.
-    return old.kind == new.kind or new.kind in "iufc"
+def _columns(part: Part) -> dict[str, str]:
+    """Return the name of each result, and its dtype and shape as text."""
+    return {name: _dtype_text(part[name]) for name in part.dtype.names or () if name != "id"}
 
 
 def _dtype_text(column: Array) -> str:
-    """Return the dtype of a column as text; if ragged, also the shape of its first row.
+    """Return the dtype of a column, and the shape of its rows, as text.
 
     The rows of a ragged column are arrays of different lengths: "ragged float32 of shape ('…', 3)".
     """
-    ragged = column.dtype.hasobject
+    ragged = column.dtype.hasobject and len(column) > 0
     rows = np.asarray(column[0]) if ragged else column
     dtype = {"S": "byte strings", "U": "text"}.get(rows.dtype.kind, rows.dtype.name)
-    return f"ragged {dtype} of shape {('…', *rows.shape[1:])}" if ragged and rows.ndim else dtype
+    shape = ("…", *rows.shape[1:])[0 if ragged and rows.ndim else 1 :]
+    return f"{'ragged ' * ragged}{dtype}{f' of shape {shape}' if shape else ''}"
 
 
 def _result_of(column: Array) -> Array | Ragged:
@@ -323,26 +292,20 @@ def _as_column(name: str, value: Any) -> Array:
     """Return the user's result of a batch as an array with a row for each id.
 
     If the rows may differ in length, the column is an array of objects, each of which is the array
-    of a row. The user may give such rows in three forms: a ragged tensor of a framework, a
-    `Ragged`, or a list of arrays. For example, the arrays [1, 2] and [3] become a column of two
-    objects.
+    of a row: the list [[1, 2], [3]] of arrays becomes a column of two objects.
 
     Raises:
         ValueError: the rows of a ragged column differ in dtype, or in shape after the first axis.
     """
     if not isinstance(value, (list, tuple)):
-        value = to_ragged(value)  # a ragged tensor becomes a `Ragged`; other values stay
+        value = to_ragged(value)  # a ragged tensor becomes a `Ragged` or a list; other values stay
     if isinstance(value, Ragged):
         # For example, the values [1, 2, 3] and the lengths [2, 1] become the rows [1, 2] and [3].
-        values, lengths = (_as_plain_array(name, part) for part in value)
-        rows = ragged_rows(name, Ragged(np.array(values), lengths))
-    elif isinstance(value, (list, tuple)) and any(getattr(row, "ndim", 0) for row in value):
-        rows = [np.array(_as_plain_array(name, row)) for row in value]
-    else:
+        value = ragged_rows(name, Ragged(*(_as_plain_array(name, part) for part in value)))
+    elif not isinstance(value, (list, tuple)) or not any(getattr(r, "ndim", 0) for r in value):
         return _as_plain_array(name, value)
+    rows = [np.array(_as_plain_array(name, row)) for row in value]
     column = np.fromiter(rows, object, len(rows))  # np.array would stack rows of equal length
-    # `_dtype_text` describes the first row of a column, so call it on columns of a single row: the
-    # text has the dtype and the shape without the length, such as "float32 of shape (…, 3)".
     row_dtypes = {_dtype_text(column[row : row + 1]) for row in range(len(rows))}
     if len(row_dtypes) > 1:
         raise ValueError(f"the rows of {name} may only differ in length, got {row_dtypes}")
@@ -359,27 +322,23 @@ def _as_plain_array(name: str, value: Any) -> Array:
         TypeError: masked values, or objects that are neither numbers nor strings.
         ValueError: a list whose values no single dtype can hold.
     """
-    # The list, to compare the result with; () for an array, in which numpy changes nothing.
-    originals: Any = value if isinstance(value, (list, tuple)) else ()
-    if any(isinstance(item, np.ma.MaskedArray) for item in (value, *originals)):
+    items = value if isinstance(value, (list, tuple)) else ()
+    if any(isinstance(item, np.ma.MaskedArray) for item in (value, *items)):
         raise TypeError(f"{name} is masked: fill it, or add values and mask as two results")
     try:
         array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
-        # An array of objects, as TensorFlow has for strings: let numpy find their dtype, as for a
-        # list.
-        if array.dtype.hasobject:
-            originals = array.tolist()
-            array = np.array(originals)
+        if array.dtype.hasobject:  # as TensorFlow has for strings
+            items = array.tolist()
+            array = np.array(items)
     except ValueError as error:
         problem = f"{name} has rows of several shapes: give a list of an array for each id"
         raise ValueError(problem) from error
     if array.dtype.hasobject:
         raise TypeError(f"{name} must be numbers or strings, got objects")
     # Compare each value of the list with what numpy has made of it, such as 1 with "1".
-    values = array.ravel().tolist() if originals else []
-    for value, original in zip(values, np.array(originals, "O").flat, strict=False):
+    for kept, original in zip(array.ravel().tolist(), np.array(items, "O").flat, strict=False):
         item = original.item() if hasattr(original, "item") else original
-        if value != item and item == item:  # a NaN differs from itself, and is allowed
+        if kept != item and item == item:  # a NaN differs from itself, and is allowed
             raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
     # numpy's code 2 means a dtype of another package, such as bfloat16 of ml_dtypes, which
     # cannot be saved to a file.
