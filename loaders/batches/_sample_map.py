@@ -10,6 +10,7 @@ from typing import Any
 
 from twinfeed.loaders.batches._shared_samples import Fields
 from twinfeed.loaders.errors import DecodeError, LoaderError
+from twinfeed.loaders.feed.arguments import column_advice
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import PerProcess
@@ -42,19 +43,23 @@ def call_for_record(
         raise type(error)(problem, advice=error.advice) from error
     except Exception as error:
         raise DecodeError(
-            f"{index.describe(record)}: {function_name} failed: {error!r}{_hint(error, args[0])}",
+            f"{index.describe(record)}: {function_name} failed: {error!r}"
+            f"{_hint(index, error, args[0])}",
             advice=f"correct {function_name}, or exclude the record by records= or SubsetSampler",
         ) from error
 
 
-def _hint(error: Exception, sample: Fields) -> str:
+def _hint(index: Source, error: Exception, sample: Fields) -> str:
     """Return text to add to the message of an error in a user's function, or "".
 
-    It says that a read-only array must be copied, or, for a KeyError, which fields `sample` has.
+    It says that a read-only array must be copied, or, for a KeyError, which fields `sample` has,
+    and if the field is a column.
     """
     if isinstance(error, ValueError) and "read-only" in str(error):
         return "; copy the array before writing to it, as in image.copy()"
-    return f"; it was given {sorted(sample)}" if isinstance(error, KeyError) else ""
+    if not isinstance(error, KeyError):
+        return ""
+    return f"; it was given {sorted(sample)}{column_advice(index, error.args)}"
 
 
 def check_values(index: Source, function_name: str, record: int, sample: Fields, /) -> None:

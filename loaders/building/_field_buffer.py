@@ -31,13 +31,14 @@ class FieldBuffer:
       has `column_width` numbers. `num_decoded` counts the records with values, over all batches.
     - `max_offset` and `max_length` are over all batches.
     - `kind` is that of `Range`, and `first_record` the first record with the field, for errors.
+      With `is_list` (`lists=` of the build), the field is never a column.
     """
 
-    def __init__(self, kind: str, first_record: int) -> None:
+    def __init__(self, kind: str, first_record: int, *, is_list: bool) -> None:
         self.kind = kind
         self.first_record = first_record
         self.max_offset = self.max_length = self.column_width = self.num_decoded = 0
-        self.can_be_column = kind not in ("bytes", "bytes_list")
+        self.can_be_column = kind not in ("bytes", "bytes_list") and not is_list
         self.decode = lru_cache(_CACHE_ITEMS)(partial(decode_list, kind))
         self.clear()
 

@@ -381,7 +381,8 @@ class ShardScanner:
         if buffer is None:
             if name == "label" and self.label_source is not None:
                 raise label_field_error(self.part.path)
-            buffer = self.buffers[name] = FieldBuffer(kind, number)
+            is_list = name in self.options.lists
+            buffer = self.buffers[name] = FieldBuffer(kind, number, is_list=is_list)
             check_field_count(self.buffers)
         elif buffer.kind != kind:
             if {buffer.kind, kind} != {"bytes", "bytes_list"}:

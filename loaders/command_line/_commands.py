@@ -452,13 +452,16 @@ def _class_names(path: str | None) -> list[str] | None:
 
 
 def _summary(index: Index) -> str:
-    """Return a line with the counts of records, shards, classes and excluded records.
+    """Return a line with the counts of records, shards, classes and excluded records, and the
+    features that are columns.
 
     Of an incomplete shard, all records after a bad one are excluded, as they could not be read.
     """
     excluded, incomplete = index.options.left_out, index.options.broken
     parts = [counted(len(index), "record"), counted(len(index.shards), "shard")]
     parts += [counted(len(index.classes), "class")] if index.classes else []
+    columns = [name for name in index.columns if name != "label"]
+    parts += [f"columns {_format_property(columns)}"] if columns else []
     parts += [f"{excluded} excluded"] if excluded else []
     parts += [counted(incomplete, "incomplete shard")] if incomplete else []
     return ", ".join(parts)

@@ -236,7 +236,7 @@ def _add_index_parser(commands: Any) -> None:
     add("--background LABEL", "the label of records without a label")
     add("--field NAME[=A;B]...", "keep this field (default: all), under any of these names")
     add("--key FEATURE", "the feature that holds a TFRecord's key")
-    list_help = "read this feature as a list, even if each record has one value"
+    list_help = "read this feature as a list, even if each record has one value or equally many"
     add("--list FEATURE...", list_help, dest="lists")
     missing_help = (
         "a record without a label, or without a field that --field names, is an error, is excluded "

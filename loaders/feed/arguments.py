@@ -142,7 +142,8 @@ def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
     """Raise ValueError if the `collate` argument of a feed names a field that is not in `names`."""
     unknown = set(feed.collate).difference(names) if isinstance(feed.collate, Mapping) else ()
     if unknown:
-        raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}")
+        advice = column_advice(feed.index, unknown)
+        raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}{advice}")
 
 
 def check_names(
@@ -209,8 +210,17 @@ def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /)
             example = next(iter(fields), "jpg")
             raise KeyError(
                 f"decode reads the field {name!r}, but the feed reads {list(fields)}: give decode "
-                f"one of these names, as in DecodeImage({example!r})"
+                f"one of these names, as in DecodeImage({example!r}){column_advice(index, [name])}"
             )
+
+
+def column_advice(index: Source, names: Iterable[Any], /) -> str:
+    """Return text to add to a message about fields, if one of them is a column, or ""."""
+    for name in names:
+        if isinstance(name, str) and name in index.columns:
+            lists = f", or build the index with lists=[{name!r}]" * isinstance(index, Index)
+            return f"; {name!r} is a column: `transform=` gets it{lists}"
+    return ""
 
 
 def check_batches(sampler: BatchStream, /) -> None:

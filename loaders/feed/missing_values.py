@@ -36,11 +36,15 @@ def check_missing(
     """
     values: dict[str, Any] = {}
     if isinstance(missing, Mapping):
-        unknown = missing.keys() - {*index.fields}
+        unknown = missing.keys() - {*index.fields, *index.columns}
         if unknown:
             found, expected = sorted(unknown), list(index.fields)
             raise ValueError(f"missing has the fields {found}, but the index has {expected}")
-        stored = {name: _stored_value(index, name, value) for name, value in missing.items()}
+        stored = {
+            name: _stored_value(index, name, value)
+            for name, value in missing.items()
+            if name not in index.columns  # no record lacks a column
+        }
         values = {name: value for name, value in stored.items() if name in fields}
     elif validate.choice("missing, if not a dict,", missing, ("error", "late")) == "late":
         return values
@@ -106,11 +110,11 @@ def _stored_value(index: Source, name: str, value: Any) -> Any:
     if kind in _NUMBERS:
         array = np.asarray(value)
         castable = np.can_cast(array.dtype, _NUMBERS[kind], "same_kind")
-        if array.ndim == 1 and (castable or not array.size):
-            return array.astype(_NUMBERS[kind])
+        if array.ndim <= 1 and (castable or not array.size):
+            return array.astype(_NUMBERS[kind])[()]  # a number of no dimension stays a number
     elif kind == "bytes" and isinstance(value, (bytes, str)):
         return value.encode() if isinstance(value, str) else value
     elif kind == "bytes_list" and isinstance(value, (list, tuple)):
         return list(value)
-    expected = _EXPECTED.get(kind, "a list of numbers")
+    expected = _EXPECTED.get(kind, "a number or a list of numbers")
     raise TypeError(f"missing must have {expected} for the field {name!r}, got {value!r}")

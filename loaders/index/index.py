@@ -312,7 +312,7 @@ class Index:
         >>> print(pack(records, mkdtemp())["data"].summary())
         2 records in 1 shard, 2 records per shard
         word: bytes, 2 bytes per record, 4 bytes in total
-        label: int64[2]
+        label: column, int64[2]
         2 classes, 1 record per class, median 1; classes by size: 2 of 1 record
         """
         shards = counted(len(self.shard_lengths), "shard")
@@ -325,7 +325,7 @@ class Index:
             stored = f"{_range(lengths, 'byte')} per record, {total} in total"
             missing = f", {field.missing:,} missing" if field.missing else ""
             lines.append(f"{name}: {field.kind}, {stored}{missing}")
-        lines += [f"{name}: {kind}" for name, kind in self.columns.types().items()]
+        lines += [f"{name}: column, {kind}" for name, kind in self.columns.types().items()]
         if self.class_order is not None:
             sizes = np.asarray(self.class_order.sizes)
             _, exponents = np.frexp(sizes)  # sizes of 1, 2 to 3, 4 to 7, 8 to 15, …

@@ -27,7 +27,8 @@ class ReadingOptions(TypedDict, total=False):
         example: False reads TFRecords as raw bytes, in one field "data". Records of
             any other kind than `tf.train.Example`, such as SequenceExamples, need this.
         key: the feature that holds the key of a TFRecord.
-        lists: the bytes features that are read as lists, even if each record has one value.
+        lists: the features that are read as lists, even if each record has one value. Otherwise
+            numbers are a column of the index if each record has equally many of them, at most 16.
         join: whether to join the members of one key that are not consecutive in a tar. Without
             `join`, such members are an error.
         missing: what happens to records without a named field or label. "error" refuses them,

@@ -196,13 +196,34 @@ class Reader(Closing):
             # `data` has all fields of the first record, then all of the second, and so on.
             field_data, kind = data[number :: len(names)], self.index.fields[name].kind
             values = field_data if kind == "bytes" else decode_lists(kind, field_data)
-            if name in missing and name in self._fields_with_missing:
-                is_missing = self.index.rows([name], ids_to_read)["length"] == -1
-                values = [*values]
-                for position in np.flatnonzero(is_missing).tolist():
-                    values[position] = missing[name]
+            if name in missing:
+                values = self._fill_missing(name, [*values], ids_to_read, missing[name])
             out.append(values if inverse is None else [values[n] for n in inverse.tolist()])
         return out
+
+    def _fill_missing(
+        self, name: str, values: list[Value], ids: Int64s, default: Value
+    ) -> list[Value]:
+        """Return the values of a field, and `default` for the records that lack it.
+
+        A default that is one number says that each record has one: all values are numbers then, as
+        those of a column are, whether or not a record lacks the field.
+        """
+        holds_numbers = self.index.fields[name].kind not in ("bytes", "bytes_list")
+        is_number = holds_numbers and isinstance(default, (int, float, np.number))
+        lengths = self.index.rows([name], ids)["length"]
+        for position, is_missing in enumerate((lengths == -1).tolist()):
+            if is_missing:
+                values[position] = default
+            elif is_number:
+                if len(values[position]) != 1:
+                    raise LoaderError(
+                        f"{self.index.describe(int(ids[position]))} has {len(values[position])} "
+                        f"values in the field {name!r}, which missing= gives one number",
+                        advice=f"give a list, missing={{{name!r}: [{default}]}}",
+                    )
+                values[position] = values[position][0]
+        return values
 
     def _fetch(
         self, ids: Int64s, names: Sequence[str], missing: Container[str], coalesce: bool

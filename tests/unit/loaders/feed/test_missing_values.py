@@ -11,6 +11,7 @@ from support.refusals import Call, Refused
 from support.shards import write_tar, write_tfrecord
 
 from twinfeed.loaders import (
+    DatasetSource,
     DecodeImage,
     Feed,
     Index,
@@ -72,9 +73,68 @@ def test_missing_value_fills_lists_and_repeated_records(tmp_path: Path) -> None:
     batch = feed[0, 0]
     assert batch["x"].tolist()[2] == [9, 0, 0]
     assert batch["x_length"].tolist() == [1, 2, 1, 1, 2, 3]
-    for value in ([1.5], ["one"], 1):  # which an int64 does not hold, and no list
-        with pytest.raises(TypeError, match="have a list of numbers for the field 'n'"):
+    for value in ([1.5], ["one"], 1.5, [[1]]):  # which an int64 does not hold, or no list
+        with pytest.raises(TypeError, match="have a number or a list of numbers for the field 'n'"):
             Feed(index, feed.sampler, missing={"x": [9], "n": value})
+
+
+def test_missing_number_gives_equal_batches_of_field_and_column(tmp_path: Path) -> None:
+    """A number says that each record has one, whether a shard lacks some, or `lists` names it."""
+    whole = [{"s": np.float32(n), "n": n} for n in range(4)]
+    partial = [*whole[:2], {"n": 2}, whole[3]]
+    batches = []
+    for name, rows, lists in (("a", whole, ()), ("b", whole, ("s",)), ("c", partial, ())):
+        shard = write_tfrecord(tmp_path / f"{name}.tfrecord", rows)
+        index = build_index(shard, tmp_path / f"{name}.index", lists=lists)
+        assert ("s" in index.columns) == (name == "a")
+        assert index[0]["s"] == [0]  # `missing` of a feed alone makes a number of it
+        feed = Feed(index, ExactOnceBatchSampler(4, batch_size=4), missing={"s": -1})
+        batches.append(feed[0, 0]["s"])
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, -1, 3]]
+    assert {(batch.dtype, batch.shape) for batch in batches} == {(np.dtype(np.float32), (4,))}
+    two = write_tfrecord(tmp_path / "d.tfrecord", [*partial, {"s": [1.5, 2], "n": 4}])
+    feed = Feed(
+        build_index(two, tmp_path / "d.index"),
+        ExactOnceBatchSampler(5, batch_size=5),
+        missing={"s": -1},
+    )
+    with pytest.raises(LoaderError, match=r"(?s)number 4\) has 2 values in .* missing={'s': \[-1"):
+        feed[0, 0]
+
+
+def test_numbers_of_lists_are_a_field_in_every_shard(tmp_path: Path) -> None:
+    """One decode serves a shard whose records have one box each, and a shard of several."""
+    for name, counts in (("train", [2, 1, 3]), ("val", [1, 1, 1]), ("four", [4, 4, 4])):
+        rows = [{"box": np.arange(count, dtype=np.float32)} for count in counts]
+        shard = write_tfrecord(tmp_path / f"{name}.tfrecord", rows)
+        index = build_index(shard, tmp_path / f"{name}.index", lists=["box"])
+        assert (list(index.fields), list(index.columns)) == (["box"], [])
+        feed = Feed(
+            index,
+            ExactOnceBatchSampler(3, batch_size=3),
+            decode=lambda sample: {"box": sample["box"] + 1},
+            collate={"box": "ragged"},
+        )
+        found = feed[0, 0]["box"]
+        assert found.lengths.tolist() == counts
+        assert found.values.tolist() == [1.0 + n for count in counts for n in range(count)]
+
+
+def test_advice_for_a_column_that_was_taken_for_a_field(tmp_path: Path) -> None:
+    shard = write_tfrecord(tmp_path / "a.tfrecord", [{"box": n, "x": b"."} for n in range(3)])
+    index = build_index(shard, tmp_path / "a.index")
+    advice = r"'box' is a column: `transform=` gets it, or build the index with lists=\['box'\]"
+    whole = ExactOnceBatchSampler(3, batch_size=3)
+    assert "box: column, int64[3]" in index.summary()
+    with pytest.raises(LoaderError, match=r"KeyError\('box'\); it was given \['x'\]; " + advice):
+        Feed(index, whole, decode=lambda sample: {"y": sample["box"]})[0, 0]
+    with pytest.raises(ValueError, match=r"collate names \['box'\], .*; " + advice):
+        Feed(index, whole, collate={"box": "ragged"})
+    with pytest.raises(KeyError, match=r"decode reads the field 'box', .*; " + advice):
+        Feed(index, whole, decode=DecodeImage("box"))
+    source = DatasetSource({"x": np.arange(3), "label": np.arange(3)}, label="label")
+    with pytest.raises(LoaderError, match=r"'label' is a column: `transform=` gets it\n"):
+        Feed(source, whole, decode=lambda sample: {"y": sample["label"]})[0, 0]
 
 
 def test_feed_accepts_index_built_with_missing_empty(tmp_path: Path) -> None:

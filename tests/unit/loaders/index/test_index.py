@@ -388,7 +388,7 @@ def test_summary_shows_sizes_and_rarest_classes(tmp_path: Path) -> None:
     assert index.summary().splitlines() == [
         "146 records in 3 shards, 48 to 49 records per shard",
         "word: bytes, 1 to 7 bytes per record, 581 bytes in total",
-        "label: int64[146]",
+        "label: column, int64[146]",
         "5 classes, 1 to 100 records per class, median 3; "
         "classes by size: 1 of 1 record, 2 of 2 to 3 records, 1 of 40 records, 1 of 100 records",
     ]
@@ -396,6 +396,6 @@ def test_summary_shows_sizes_and_rarest_classes(tmp_path: Path) -> None:
     assert index.summary().splitlines() == [
         "2 records in 1 shard, 2 records per shard",
         "word: bytes, 1 byte per record, 2 bytes in total",
-        "label: int64[2]",
+        "label: column, int64[2]",
         "2 classes (num_classes=3), 1 record per class, median 1; classes by size: 2 of 1 record",
     ]
