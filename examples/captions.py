@@ -1,9 +1,10 @@
 """Join several captions and a large table of features to each image, in constant memory.
 
 An image is stored once, and each of its captions is a view: an epoch shows every image with one of
-its captions, and five epochs show all. The captions are texts, a row for each, and the names
-of the images a table with a row for each image. Features that another model computed lie in a file
-of a gigabyte. The file is mapped, and a batch reads its own rows only:
+its captions, and five epochs show all. The captions are lines of a CSV file, in any order, and are
+joined by the key of the image. The names of the images are a table with a row for each image.
+Features that another model computed lie in a file of a gigabyte. The file is mapped, and a batch
+reads its own rows only:
 
     python captions.py
 """
@@ -11,6 +12,8 @@ of a gigabyte. The file is mapped, and a batch reads its own rows only:
 from __future__ import annotations
 
 import argparse
+import csv
+import random
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +21,10 @@ from digits import SEED, decode, open_digits
 
 from twinfeed import (
     BatchSampler,
+    ByKey,
     ByRecord,
     Feed,
+    Index,
     NumpyLoader,
     RandomSampler,
     SideTable,
@@ -28,6 +33,15 @@ from twinfeed import (
 
 CAPTIONS, FEATURES = 5, 50_000
 STYLES = ("a {}", "one {}", "the digit {}", "{}, written by hand", "a small picture of a {}")
+
+
+def write_captions(path: Path, index: Index) -> None:
+    """Write a line for each caption, with the key of its image, in any order."""
+    digits = zip(index.keys(), index.labels, strict=True)
+    rows = [(key, style.format(digit)) for key, digit in digits for style in STYLES]
+    random.Random(SEED).shuffle(rows)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "caption"), *rows])
 
 
 def feature_table(path: Path, rows: int) -> SideTable:
@@ -50,14 +64,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("captions-data"))
     folder: Path = parser.parse_args().out
     index, _ = open_digits(folder)
-    captions = [style.format(digit) for digit in index.labels for style in STYLES]
-    samples = len(captions)  # sample s is caption s % 5 of image s // 5
+    write_captions(folder / "captions.csv", index)
+    captions = ByKey(folder / "captions.csv", key="image", value="caption")
+    counts = captions.counts(index)  # how many captions each image has: 5
+    samples = int(counts.sum())
     names = [f"image-{record:04}" for record in range(len(index))]
 
     features = feature_table(folder / "features.npy", samples)
-    order = ViewSampler(
-        RandomSampler(len(index), seed=SEED), [CAPTIONS] * len(index), per_epoch="one", seed=SEED
-    )
+    order = ViewSampler(RandomSampler(len(index), seed=SEED), counts, per_epoch="one", seed=SEED)
     sampler = BatchSampler(order, batch_size=32)
     side = {"caption": captions, "name": ByRecord(names), "feature": features}
     feed = Feed(index, sampler, decode=decode, side=side)
@@ -69,7 +83,8 @@ def main() -> None:
             for batch in loader:
                 most = max(most, own_memory())
                 assert (batch["feature"][:, 0] == batch["id"]).all()  # each sample has its row
-                assert batch["caption"] == [captions[sample] for sample in batch["id"]]
+                for caption, digit in zip(batch["caption"], batch["label"], strict=True):
+                    assert str(digit) in caption  # of its image
                 shown[batch["id"]] += 1
             memory = f"{own_memory() - before:.0f} MB"
             print(f"epoch {epoch}: {memory}, {batch['name'][0]}: {batch['caption'][0]!r}")

@@ -3,7 +3,7 @@
 Shards: `pack` and `ImageFolder` (packing/) write them; `build_index` (building/) and `open_index`
 (index/) say where each record and field lies, in TFRecord files, webdataset tar files or loose
 files (formats/); `Reader` (reading/) reads records by id, `SideTable` rows;
-`ByRecord` joins a table by record.
+`ByRecord` joins a table by record, `ByKey` by key.
 
 Batches: a `Feed` (feed/) says what a training is fed. `NumpyLoader` (loop/) gives the batches to a
 training loop, and so do the loaders of the backends, which import their framework:

@@ -34,6 +34,7 @@ from twinfeed.loaders.packing import CompressedShards as CompressedShards
 from twinfeed.loaders.packing import ImageFolder as ImageFolder
 from twinfeed.loaders.packing import LooseFiles as LooseFiles
 from twinfeed.loaders.packing import pack as pack
+from twinfeed.loaders.reading.by_key import ByKey as ByKey
 from twinfeed.loaders.reading.dataset_source import DatasetSource as DatasetSource
 from twinfeed.loaders.reading.reader import Reader as Reader
 from twinfeed.loaders.reading.side_table import ByRecord as ByRecord

@@ -50,6 +50,7 @@ from twinfeed.loaders.packing import LooseFiles as LooseFiles
 from twinfeed.loaders.packing import pack as pack
 from twinfeed.loaders.pictures import plot_mixing as plot_mixing
 from twinfeed.loaders.pictures import show_batch as show_batch
+from twinfeed.loaders.reading.by_key import ByKey as ByKey
 from twinfeed.loaders.reading.dataset_source import DatasetSource as DatasetSource
 from twinfeed.loaders.reading.reader import Reader as Reader
 from twinfeed.loaders.reading.side_table import ByRecord as ByRecord

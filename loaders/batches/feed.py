@@ -25,6 +25,7 @@ from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
 from twinfeed.loaders.feed.missing_values import MissingValues, check_missing
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.by_key import ByKey, joined
 from twinfeed.loaders.reading.dataset_source import as_source
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.side_table import check_table
@@ -80,8 +81,8 @@ class Feed(FeedConfig):
             Strings are a list: of `bytes`, or of `str`, which TensorFlow encodes. A list of strings
             needs "ragged".
         side: tables joined by sample id, by name: arrays of numbers, a `SideTable`, or strings (an
-            array or a list of str, also of pandas or Arrow), of which a batch has a list of `str`.
-            `ByRecord(table)` is joined by record.
+            array or a list of str, also of Arrow), of which a batch has a list of `str`.
+            `ByRecord(table)` is joined by record, and `ByKey(table, key=…, value=…)` by key.
         spec: the shape and dtype of each field of a sample. Default: those of the first sample that
             the stream draws, whatever the rank.
         batch_spec: the same for fields that `batch_transform` returns, where they differ from those
@@ -133,7 +134,10 @@ class Feed(FeedConfig):
         names = tuple(index.fields) if fields is None else checks.names("fields", fields)
         check_fields(index, names, decode)
         how, tables = check_collate(collate), checks.mapping("side", side)
-        tables = {name: check_table(name, table) for name, table in tables.items()}
+        tables = {
+            name: check_table(name, joined(table, index) if isinstance(table, ByKey) else table)
+            for name, table in tables.items()
+        }
         values = check_missing(index, names, missing)
         sample = None if spec is None else check_spec("spec", spec)
         batch = check_spec("batch_spec", batch_spec)

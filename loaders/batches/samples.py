@@ -42,7 +42,7 @@ from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.reading.side_table import ByRecord
+from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
 from twinfeed.loaders.reading.source import Reads, read_with_missing
 from twinfeed.loaders.support.array_types import Array, Int64s
 
@@ -101,13 +101,16 @@ class Samples:
         The request has no padding. It has two ids for each sample. For example, a sampler draws 3
         crops of each record: sample id 7 (of `ids`) is crop 1 of record id 2 (of `records`), since
         7 = 3 * 2 + 1. For this sample, columns and `ByRecord` tables are read at row 2, as they
-        have a row for each record. Other side tables have a row for each sample, and are read at
-        row 7.
+        have a row for each record, and `ViewRows` at row `starts[2] + 1`. Other side tables have a
+        row for each sample, and are read at row 7.
         """
         columns = self.index.columns
         rows = {name: _rows_of(columns[name], request.records) for name in columns}
         for name, table in self.side_tables.items():
-            if isinstance(table, ByRecord):
+            if isinstance(table, ViewRows):
+                at = table.starts[request.records] + request.views
+                rows[name] = _rows_of(table.table, at)
+            elif isinstance(table, ByRecord):
                 rows[name] = _rows_of(table.table, request.records)
             else:
                 rows[name] = _rows_of(table, request.ids)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import re
@@ -22,8 +20,7 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Range, Record, Sample
 from twinfeed.loaders.index.options import Label, is_label
 from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.regular import read_file
+from twinfeed.loaders.support.csv_rows import csv_rows
 
 LabelFunction = Callable[[Sample], Label | None]
 
@@ -352,13 +349,7 @@ def _read_table(path: str) -> dict[str, Label | float]:
     Raises:
         ValueError: the file is not such a table, a row is too short, or a key occurs twice.
     """
-    delimiter = "\t" if path.endswith(".tsv") else ","
-    try:
-        text = read_file(path, LIMITS.table_bytes).decode("utf-8-sig")
-        lines = io.StringIO(text, newline="")
-        rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a table: {error}") from None
+    rows = csv_rows(path)
     columns = (0, 1)
     names = [name.strip().lower() for name in rows[0]] if rows else []
     if {"key", "label"} <= set(names):

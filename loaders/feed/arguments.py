@@ -12,9 +12,10 @@ import numpy as np
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.side_table import ByRecord
+from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.validate import counted
 
@@ -127,6 +128,9 @@ class FeedConfig:
 
     def _check_side_table(self, name: str, rows: Any) -> None:
         """Raise ValueError unless a side table has a row for each sample id, or for each record."""
+        if isinstance(rows, ViewRows):
+            self._check_views(name, np.diff(rows.starts))
+            return
         expected, unit = self.sampler.num_ids, "sample id"
         if isinstance(rows, ByRecord):
             rows, expected, unit = rows.table, self.sampler.num_records, "record"
@@ -135,6 +139,17 @@ class FeedConfig:
                 f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "
                 f"{counted(expected, unit)}: give it a row for each of these; a table with a row "
                 f"for each record is ByRecord(table)"
+            )
+
+    def _check_views(self, name: str, counts: Int64s) -> None:
+        """Raise ValueError unless each row that a record has in a side table is a view of it."""
+        ids = np.arange(self.sampler.num_ids)
+        views = np.bincount(self.sampler.records(ids), minlength=len(counts))
+        for record in np.flatnonzero(views != counts)[:1].tolist():
+            raise ValueError(
+                f"{self.index.describe(record)} has {counted(int(counts[record]), 'row')} in side "
+                f"table {name!r}, and the sampler draws {counted(int(views[record]), 'view')}: "
+                "ViewSampler(sampler, table.counts(index), …) draws each row"
             )
 
 

@@ -6,10 +6,12 @@
   blocks in which its steps are read.
 - source.py has the sources of records for a feed, and checks what a source of one's own returns.
 - dataset_source.py makes a source of any dataset that gives its records by number.
+- by_key.py joins a table by the key of each record.
 - side_table.py has the tables that are joined by sample id, or by record.
 """
 
+from twinfeed.loaders.reading.by_key import ByKey
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.side_table import ByRecord, SideTable
 
-__all__ = ["ByRecord", "Reader", "SideTable"]
+__all__ = ["ByKey", "ByRecord", "Reader", "SideTable"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.array_types import Ids
+from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.regular import open_regular
 from twinfeed.samplers.mapped import as_mapped
 from twinfeed.samplers.validate import unmasked
@@ -97,6 +97,16 @@ class ByRecord:
     table: Any
 
 
+@dataclass(frozen=True)
+class ViewRows(ByRecord):
+    """Join a side table by record and view: view v of record r is at row `starts[r] + v`.
+
+    `starts` is int64[N + 1], and ends with the number of rows.
+    """
+
+    starts: Int64s
+
+
 def check_table(name: str, table: Any, /) -> Any:
     """Check a side table of a feed, and return it.
 
@@ -104,11 +114,18 @@ def check_table(name: str, table: Any, /) -> Any:
     is packed into a `StringColumn`. Any of them may be wrapped in `ByRecord`.
 
     Raises:
-        TypeError: the table is anything else, or has a string that UTF-8 cannot encode.
+        TypeError: the table is anything else, such as a column of a dataframe, or has a string that
+            UTF-8 cannot encode.
         ValueError: a masked value.
     """
     if isinstance(table, ByRecord):
-        return ByRecord(check_table(name, table.table))
+        return replace(table, table=check_table(name, table.table))
+    if hasattr(table, "iloc") or hasattr(table, "to_arrow"):  # of pandas; of polars
+        raise TypeError(
+            f"side table {name!r} is a {type(table).__name__}, whose rows may have another order "
+            "than the records: ByKey(frame, key=…, value=…) joins them by key, and "
+            "column.to_list() by position"
+        )
     if isinstance(table, np.ndarray):
         unmasked(f"side table {name!r}", table)  # raises ValueError
     dtype = getattr(table, "dtype", None)  # an array and a `SideTable` have one, a list does not

@@ -36,6 +36,7 @@ from faults.fuzz.buffers import buffer
 from faults.fuzz.files import TARGETS as FILES
 from faults.fuzz.mutations import Corpus, change_index, read_some
 from faults.fuzz.stores import TARGETS as STORES
+from faults.fuzz.tables import by_key, column
 from support.damage import change, mutated
 from support.foreign import FOREIGN, word
 from support.inside import MANIFEST, decompressed_samples, encode, tar, tfrecord
@@ -276,6 +277,8 @@ TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "state": state,
     "command": command,
     "buffer": buffer,
+    "by_key": by_key,
+    "column": column,
     **STORES,
     **FILES,
 }
