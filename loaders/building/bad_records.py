@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from twinfeed.loaders.building.sources import Job, PathLike, ShardSource
 from twinfeed.loaders.errors import LoaderError, StaleIndexError, printable
@@ -61,10 +61,20 @@ def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) 
     return BadRecord(shard, number, error.offset, error.key, error.problem, rest)
 
 
+def _is_written(file: BinaryIO) -> bool:
+    """Return whether `write_bad_records` has written each line of a file."""
+    names = BadRecord("", 0)._asdict().keys()
+    return all(json.loads(line).keys() == names for line in file)
+
+
+BAD_LIST = "a bad list", _is_written
+"""The kind of file that a new bad list may replace, for `check_replaceable`."""
+
+
 def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord], /) -> None:
     """Write a list of bad records, a line of JSON each."""
     lines = [json.dumps(record._asdict()) + "\n" for record in records]
-    replace_file(output_path(path), "".join(lines).encode())
+    replace_file(output_path(path), "".join(lines).encode(), *BAD_LIST)
 
 
 def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:

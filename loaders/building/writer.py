@@ -37,6 +37,7 @@ from twinfeed.loaders.index.manifest import (
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import (
     LOCK,
+    check_replaceable,
     explain_unwritable,
     fsync_path,
     locked,
@@ -59,6 +60,7 @@ PART_MAGIC = b"PK\x03\x04"
 _BUFFER = 1 << 17  # bytes
 DAY = 86400.0
 """The timeout, in seconds, of the lock on an index that another process builds."""
+_REGULAR = "a regular file", bool  # a build replaces these names in an index, but no links
 _UNWRITABLE_ADVICE = (
     "the index cannot be written here; write it elsewhere (twinfeed index --out) and give root= "
     "the folder that holds the shards"
@@ -265,9 +267,10 @@ def check_own_folder(path: Path) -> Path:
     Raises:
         FileExistsError: it is a file, or a folder with other files.
     """
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         problem, example = "it is a file", path.with_suffix(".index")
     elif not path.exists() or is_index(path):
+        check_replaceable(path / MANIFEST, *_REGULAR)
         return path
     else:
         foreign = [file for file in foreign_files(path) if not re.search(r"(^|/)\.", file)]
@@ -336,6 +339,7 @@ def _publish_arrays(temporary: Path, final: Path) -> Path:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         for file in temporary.glob("*.npy"):  # replaces equal files, or damaged ones
+            check_replaceable(final / file.name, *_REGULAR)
             os.replace(file, final / file.name)
         return temporary
     return final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import shlex
@@ -13,7 +14,7 @@ from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.storage.url import is_url
+from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.support.regular import read_file
@@ -396,12 +398,18 @@ def _compared_samplers(options: argparse.Namespace) -> tuple[Index, dict[str, Ba
 
 def _save_figure(figure: Any, path: str) -> None:
     """Save a figure of matplotlib, and print its path; the default extension is .png."""
-    path += "" if Path(path).suffix else ".png"  # matplotlib would add this extension too
-    extensions = figure.canvas.get_supported_filetypes()
-    if Path(path).suffix[1:].lower() not in extensions:
-        raise ValueError(f"--out must end in one of {', '.join(extensions)}, got {path}")
-    figure.savefig(path, dpi=100)
+    path += "" if Path(path).suffix else ".png"
+    extension, file = Path(path).suffix[1:].lower(), io.BytesIO()
+    if extension not in ("png", "svg", "pdf"):  # these can say who made them
+        raise ValueError(f"--out must end in .png, .svg or .pdf, got {path}")
+    figure.savefig(file, format=extension, dpi=100, metadata={"Creator": "twinfeed"})
+    replace_file(Path(path), file.getvalue(), "a picture of this command", _is_picture)
     print_lines(path)
+
+
+def _is_picture(file: BinaryIO) -> bool:
+    """Return whether `_save_figure` has written a file."""
+    return re.search(rb"(?si)creator.{1,60}twinfeed", file.read()) is not None
 
 
 def _find_records(index: Index, arguments: Sequence[str], keys: Sequence[str]) -> list[int]:

@@ -31,6 +31,7 @@ from twinfeed.loaders.formats.records import (
     one_by_one,
     raise_error,
 )
+from twinfeed.loaders.support.atomic import check_replaceable
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
@@ -206,6 +207,7 @@ class TarWriter(Closing):
 
     The same samples give the same bytes: times and owners are zero, the mode is 0644. Names that
     are long, or not ASCII, are written as PAX records. The file is complete only after `close`.
+    An older tar is overwritten; FileExistsError for any other file, and for a link.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, TarWriter(f"{folder}/a.tar") as writer:
@@ -215,6 +217,7 @@ class TarWriter(Closing):
     """
 
     def __init__(self, path: str | os.PathLike[str], /) -> None:
+        check_replaceable(path, "a tar", lambda file: tarfile.TarFile(fileobj=file))
         self._file = open(path, "wb", buffering=BUFFER)  # noqa: SIM115, closed by close()
         self.offset = 0
 

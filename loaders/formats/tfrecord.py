@@ -34,6 +34,7 @@ from twinfeed.loaders.formats.records import (
 )
 from twinfeed.loaders.formats.sniff import SNIFF_BYTES, identify
 from twinfeed.loaders.support.array_types import Array, Int64s
+from twinfeed.loaders.support.atomic import check_replaceable
 from twinfeed.loaders.support.checksum import masked_crc32c, masked_crc32c_of_each
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
@@ -251,11 +252,17 @@ def _header_error(header: bytes, location: dict[str, Any]) -> DataCorruptionErro
     )
 
 
+def _is_tfrecord(file: BinaryIO) -> bool:
+    """Return whether a file begins with the header of a record."""
+    header = file.read(HEADER_SIZE)
+    return masked_crc32c(header[:8]) == _LENGTH_CRC.unpack(header)[1]
+
+
 class TFRecordWriter(Closing):
     """Write a TFRecord shard, uncompressed; a context manager.
 
     The file is equal to the file of TensorFlow's own writer. The file is complete only after
-    `close`.
+    `close`. An older TFRecord is overwritten; FileExistsError for any other file, and for a link.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -266,6 +273,7 @@ class TFRecordWriter(Closing):
     """
 
     def __init__(self, path: str | os.PathLike[str], /) -> None:
+        check_replaceable(path, "a TFRecord", _is_tfrecord)
         self._file = open(path, "wb", buffering=BUFFER)  # noqa: SIM115, closed by close()
         self.offset = 0
 

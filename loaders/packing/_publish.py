@@ -42,14 +42,14 @@ def check_free(folder: Path, split_names: Iterable[str], overwrite: bool, /) -> 
     """Raise FileExistsError if a folder already has files with the names of the splits to pack.
 
     With `overwrite`, files that `pack` has written may be replaced. The error is then raised only
-    for a folder with the name of a shard, and for an index that is not a folder or holds files
-    that no build has written.
+    for a link or a folder with the name of a shard, and for an index that is not a folder or holds
+    files that no build has written.
     """
     existing, not_packed = [], []
     for name in split_names:
         index, shards = folder / f"{name}.index", _shard_files(folder, name)
-        existing += [path.name for path in (index, *shards) if path.exists()]
-        not_packed += [path.name for path in shards if path.is_dir()]
+        existing += [path.name for path in (index, *shards) if os.path.lexists(path)]
+        not_packed += [path.name for path in shards if path.is_symlink() or not path.is_file()]
         if index.is_dir() and not index.is_symlink():
             not_packed += [f"{index.name}/{file}" for file in foreign_files(index)]
         elif os.path.lexists(index):

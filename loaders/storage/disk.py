@@ -258,7 +258,7 @@ def make_cache_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(folder)
         if all(name.startswith(".") for name in os.listdir(folder)):
-            replace_file(tag_file, _CACHE_TAG)
+            replace_file(tag_file, _CACHE_TAG, "a tag", lambda file: file.read() == _CACHE_TAG)
         elif not tag_file.exists():
             raise cache_error(folder, "the folder has other files")
         elif read_file(tag_file, len(_CACHE_TAG)) != _CACHE_TAG:

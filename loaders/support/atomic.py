@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.support.regular import open_file
+from twinfeed.loaders.support.regular import open_file, open_regular
 
 LOCK = ".twinfeed-lock"
 """The file that is locked while a folder is changed."""
@@ -26,13 +27,34 @@ _WARN_AFTER = 5.0  # seconds
 _POLL_INTERVAL = 0.02  # seconds
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically: write a temporary file in its folder, sync it, and rename it.
+def check_replaceable(
+    path: str | os.PathLike[str], kind: str, is_own: Callable[[BinaryIO], object]
+) -> None:
+    """Raise FileExistsError unless `path` is free, an empty file, or a file that `is_own` accepts.
+
+    Every path that a user names as an output is checked here: a pattern may expand to a shard, or a
+    name may be mistyped. A link is not followed, so that its target stays too. An error of `is_own`
+    means no. `kind` says in the message what may be replaced, such as "a bad list".
+    """
+    if not os.path.lexists(path):
+        return
+    with suppress(Exception), open(open_regular(path, os.O_NOFOLLOW), "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0 or is_own(file):
+            return
+    problem = f"it exists and is not {kind}, so it is kept: give another path, or remove it"
+    raise FileExistsError(errno.EEXIST, problem, os.fspath(path))
+
+
+def replace_file(path: Path, data: bytes, kind: str, is_own: Callable[[BinaryIO], object]) -> None:
+    """Write a file atomically: write a temporary file in its folder, sync it, and rename it.
+
+    It may replace what `check_replaceable` allows.
 
     Temporary files of killed processes are removed first. A process locks its temporary file while
     it writes, so a file that can be locked here is stale. But an empty file is kept, since another
     process may have created it just now, and not locked it yet.
     """
+    check_replaceable(path, kind, is_own)
     for stale in path.parent.glob(f".{glob.escape(path.name)}-{'[0-9a-f]' * 16}"):
         with suppress(LoaderError, OSError), open_file(stale) as file:
             if file.read(1) and flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):

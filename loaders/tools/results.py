@@ -173,7 +173,10 @@ class Results:
         - "values score": the values of a result with the name "score";
         - "lengths score": the lengths of its rows, if they differ.
 
-        The file is written completely or not at all.
+        The file is written completely or not at all. It replaces a file of an earlier `save`.
+
+        Raises:
+            FileExistsError: something else exists at the path, even a link to such a file.
         """
         # `part` returns the rows that this rank has added: an array with a column for each result.
         rows, file, run = self.part(), io.BytesIO(), json.dumps(self._run)
@@ -185,7 +188,7 @@ class Results:
                 result = result.values
             arrays[f"values {name}"] = result
         np.savez(file, **arrays)
-        replace_file(Path(path), file.getvalue())
+        replace_file(Path(path), file.getvalue(), "a file of Results", _is_saved)
 
     @classmethod
     def load(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /) -> Results:
@@ -213,6 +216,11 @@ class Results:
         if joined is None:
             raise ValueError("paths must name the file of each rank, got none")
         return joined
+
+
+def _is_saved(file: BinaryIO) -> bool:
+    """Return whether a file has the arrays that `Results.save` writes."""
+    return {"n.npy", "only.npy", "run.npy"} <= {*zipfile.ZipFile(file).namelist()}
 
 
 def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:

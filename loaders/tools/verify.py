@@ -17,7 +17,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from twinfeed.loaders import errors
-from twinfeed.loaders.building.bad_records import BadRecord, bad_record, write_bad_records
+from twinfeed.loaders.building.bad_records import (
+    BAD_LIST,
+    BadRecord,
+    bad_record,
+    write_bad_records,
+)
 from twinfeed.loaders.building.plan import BuildPlan, add_headers
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local_copy
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
@@ -31,6 +36,7 @@ from twinfeed.loaders.index.paths import check_shards, join, output_path, stale_
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.loaders.support.atomic import check_replaceable
 from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.samplers.validate import counted
 
@@ -118,6 +124,7 @@ def verify(
         **options: how the records of shards without an index are read; see `ReadingOptions`.
 
     Raises:
+        FileExistsError: the path `bad_list` exists, and is not an older bad list.
         IndexFormatError: damaged arrays.
         FileNotFoundError: every shard of an index is missing, or a pattern has no match.
 
@@ -129,6 +136,7 @@ def verify(
     reading = parse_reading_options(verify, options)
     if bad_list is not None:
         bad_list = output_path(bad_list)
+        check_replaceable(bad_list, *BAD_LIST)
     if isinstance(source, (str, os.PathLike)) and (
         Path(source, MANIFEST).exists() or is_index_path(source)
     ):
@@ -305,6 +313,8 @@ def _check_plain_shards(
     for job in jobs:
         scan = _ShardScan(plan, job)  # reads the whole shard
         bad = [b._replace(record=-1) if b.record in scan.half_samples else b for b in scan.bad]
+        if scan.records == 0 and not bad:
+            bad = [BadRecord(job.shard, -1, problem="it has no records")]
         if full_paths:
             bad = [b._replace(shard=str(join(plan.root, job.shard))) for b in bad]
         yield scan.records, bad

@@ -33,15 +33,18 @@ def test_shard_with_warning_is_not_reported_as_well(
     for target, records in ((str(bad), "0 records in 1 shard"), (f"{tmp_path}/*.tar", "30 rec")):
         assert main(["verify", target, "--jobs", jobs, "-q"]) == 1
         out, error = capfd.readouterr()
-        assert out.startswith(records)
-        assert out.endswith(": nothing is bad, 1 warning\n")
+        finding, summary, _ = out.splitlines()
+        assert finding == f"{bad}: it has no records"
+        assert summary.startswith(records)
+        assert summary.endswith(": 1 bad, 1 warning")
         assert error.startswith(f"twinfeed: warning: {bad}: ")
     build_index(good, f"{tmp_path}/x.index")
     assert main(["verify", f"{tmp_path}/x.index", str(bad), "--jobs", jobs, "-q"]) == 1
     out, error = capfd.readouterr()
-    assert out.splitlines() == [
+    assert out.splitlines()[:3] == [
         f"{tmp_path}/x.index: 30 records in 3 shards: all is well",
-        f"{bad}: 0 records in 1 shard: nothing is bad, 1 warning",
+        f"{bad}: it has no records",
+        f"{bad}: 0 records in 1 shard: 1 bad, 1 warning",
     ]
 
 
@@ -52,7 +55,7 @@ def test_verify_counts_bad_records_and_warnings(tmp_path: Path, capsys: Capture)
     write_tar(tmp_path / "c.tar", [("k", {"png": bytes(3000)})])
     (tmp_path / "c.tar").write_bytes((tmp_path / "c.tar").read_bytes()[:2000])
     assert main(["verify", f"{tmp_path}/*.tar", "-q"]) == 1
-    assert "10 records in 4 shards: 1 bad, 2 warnings\n" in capsys.readouterr().out
+    assert "10 records in 4 shards: 3 bad, 2 warnings\n" in capsys.readouterr().out
 
 
 def test_shard_verified_twice_warns_twice(tmp_path: Path, capsys: Capture) -> None:

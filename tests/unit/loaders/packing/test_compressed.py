@@ -156,7 +156,7 @@ def test_label_option_applies_and_missing_field_is_empty(tmp_path: Path) -> None
         with Reader(index) as reader:
             assert reader.read([0, 1], ["note"]) == {"note": [b"", b"a"]}
     samples = [(f"{n}", {"cls": b"%d" % (9 + n), "json": b'{"a": "b"}'}) for n in range(2)]
-    tar = write_tar(tmp_path / "plain", samples).read_bytes()
+    tar = write_tar(tmp_path / "plain.tar", samples).read_bytes()
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar))
     for container in get_args(ShardContainer):
         for label, want, classes in (
