@@ -23,8 +23,8 @@ class BatchSampler(BatchStream):
         batch_size: ids of a global batch.
         last_batch: what happens if `batch_size` does not divide the sampler's length. `"smaller"`:
             the last batch is smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the
-            last batch is filled with -1, and loaders give a mask. `"drop"`: the last batch is left
-            out, and its records are not visited in that epoch.
+            last batch is filled with -1, and loaders give a mask, as `ExactOnceBatchSampler` says.
+            `"drop"`: the last batch is left out, and its records are not visited in that epoch.
         batches_per_epoch: cuts the endless stream of these batches into epochs of another length:
             epoch k is batches `k * n` to `(k + 1) * n - 1`, with n = `batches_per_epoch`. The
             sampler is repeated endlessly, so an epoch of batches may end in the middle of an epoch

@@ -24,6 +24,7 @@ from twinfeed.loaders.feed.collate import (
     Ragged,
     array_of,
     collate,
+    is_bytes,
     mode_of,
     ragged_rows,
     spec_of,
@@ -76,6 +77,9 @@ class BatchFunction:
                 spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
         self._declared = feed.declared_batch_spec
         self.spec, self.how = spec | self._declared, modes
+        # A batch that is only padding has the first row of each field of bytes.
+        bytes_rows = {name: [row_of_each[name]] for name in spec if is_bytes(spec[name])}
+        self._values_of_padding = dict.fromkeys(self.spec, ()) | bytes_rows
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
         """Return the batch that the user's function makes of `batch`.
@@ -84,9 +88,10 @@ class BatchFunction:
         function is not called for a batch that is only padding.
         """
         real = request.ids >= 0
-        values = self._call(batch, request) if real.any() else dict.fromkeys(self.spec, ())
+        values = self._call(batch, request) if real.any() else self._values_of_padding
         with _errors_with_step(request, partial(self._batch_spec_advice, values)):
-            fields = collate(values, self.spec, how=self.how, real=None if real.all() else real)
+            padded = None if len(real) and real.all() else real
+            fields = collate(values, self.spec, how=self.how, real=padded)
         return {"id": request.ids, **fields}
 
     def _batch_spec_advice(self, values: Mapping[str, Sequence[Any]]) -> str:

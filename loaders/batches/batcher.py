@@ -11,9 +11,17 @@ from twinfeed.loaders.batches._shared_samples import with_writable_arrays
 from twinfeed.loaders.batches.meter import Meter
 from twinfeed.loaders.batches.prepared import PreparedFeed
 from twinfeed.loaders.batches.samples import Rows, Samples, Values, samples_of
+from twinfeed.loaders.batches.spec_inference import probe_requests
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.arguments import Batch, stored_fields
-from twinfeed.loaders.feed.collate import Allocate, CollateError, aligned, check_collate, collate
+from twinfeed.loaders.feed.collate import (
+    Allocate,
+    CollateError,
+    aligned,
+    check_collate,
+    collate,
+    is_bytes,
+)
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
@@ -59,6 +67,10 @@ class Batcher(Closing):
         self._batch_size = max(1, feed.sampler.batch_size)
         self._steps_per_epoch = max(1, len(feed.sampler))
         self._fields = stored_fields(feed)
+        # The first sample of the stream, whose bytes a batch has that is only padding.
+        pads_bytes = self._has_padding and any(map(is_bytes, self.spec.values()))
+        needs_first = pads_bytes and self._batch_function is None and len(feed.sampler)
+        self._first_request = probe_requests(feed)[0] if needs_first else None
         self._read_plan: ReadPlan | None = None  # what to prefetch, after `start_pass`
 
     def __call__(self, request: Request, /) -> Batch:
@@ -80,8 +92,8 @@ class Batcher(Closing):
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
             raise
-        if not len(real_request.ids):  # only padding: there is no sample that shows the fields
-            values = dict.fromkeys(self.spec, ())
+        if not len(real_request.ids):  # no sample shows the fields
+            values = self._values_without_sample(len(request.ids))
         if self._batch_function is None:
             real = None if real_request is request else mask
             batch = self.meter.timed("collating", self._collate, request, real, table_rows, values)
@@ -96,6 +108,13 @@ class Batcher(Closing):
         self.meter.batch_done(request.step, max(1, -(-len(request.ids) // self._batch_size)))
         return batch
 
+    def _values_without_sample(self, num_padding: int) -> Values:
+        """Return no values, or for padding with bytes the values of the stream's first sample."""
+        first = self._first_request
+        if first is None or not num_padding:
+            return dict.fromkeys(self.spec, ())
+        return self.samples.field_values(first, self.samples.table_rows(first), cached=False)
+
     def _collate(
         self, request: Request, real: Mask | None, table_rows: dict[str, Rows], values: Values
     ) -> Batch:
@@ -107,7 +126,7 @@ class Batcher(Closing):
             table_rows: the rows of each column and side table, without those of padding.
             values: the values of each field, without those of padding.
 
-        The batch has zeros or "" for padding.
+        The batch has zeros or "" for padding, and in a field of `bytes` the first real value.
 
         Raises:
             DecodeError: a value does not fit the spec of its field.

@@ -76,7 +76,13 @@ def probe_requests(feed: FeedConfig, size: int = 1) -> tuple[Request, Request]:
     If all batches have the same records, the second request has them in reverse order. If there is
     no batch at all, both are for record 0. These two requests, which the sampler does not draw, are
     of epoch 0, step 0 and seeds 0 (`Request.plain`).
+
+    Raises:
+        LoaderError: the feed has no records.
     """
+    if not len(feed.index):
+        problem = "a feed without records does not show the fields of a batch"
+        raise LoaderError(problem, advice="give the feed spec=, and no batch_transform")
     # The sampler of the global batches, so that every rank tries the same samples.
     sampler = Schedule(feed.sampler).all_ranks.sampler
     first = Request.plain(np.zeros(1, np.int64))  # record 0

@@ -154,6 +154,11 @@ def is_string(dtype: np.dtype[Any] | None, /) -> bool:
     return dtype is None or dtype.kind == "U"
 
 
+def is_bytes(field: FieldSpec, /) -> bool:
+    """Return whether each sample has one byte string in a field."""
+    return field.dtype is None and not field.shape
+
+
 def _items_of(value: Any) -> list[Any] | None:
     """Return the items of a list, a tuple or an array of one dimension; None for anything else."""
     if isinstance(value, np.ndarray):
@@ -243,7 +248,9 @@ def collate(
     """Make a batch of the values of each field. A value of None becomes zeros or an empty string.
 
     If `real` (bool[batch]) is given, `columns` has a value for each True in it, and the other
-    samples are padding, whose values are None. The values are written to arrays that `empty`
+    samples are padding: in a field of `bytes`, such as encoded images, padding has the first value,
+    which any parser of real values accepts; in other fields, its values are None. If no sample is
+    real, `columns` may have a first value for this. The values are written to arrays that `empty`
     allocates, as numpy.empty does.
 
     - Byte strings become a list of `bytes`, and strings a list of `str`.
@@ -267,8 +274,9 @@ def collate(
     for name, field in spec.items():
         values, mode = columns[name], mode_of(how, name)
         if real is not None:
+            padding = values[0] if len(values) and is_bytes(field) else None
             remaining = iter(values)
-            values = [next(remaining) if is_real else None for is_real in real]
+            values = [next(remaining) if is_real else padding for is_real in real]
         if is_string(field.dtype):
             batch[name] = _collate_strings(name, values, field)
         elif mode == "stack" or not field.shape:

@@ -198,32 +198,40 @@ class KernelReadahead:
 
     def __init__(self) -> None:
         self._queue: deque[Iterator[tuple[int, int, int]]] = deque()
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # None: it ends, and takes nothing more
+        self._lock = threading.Lock()
         self._stopped = False
 
     def add(self, ranges: Iterator[tuple[int, int, int]], /) -> None:
         """Queue ranges (descriptor, start, stop) that the kernel should read ahead."""
-        self._stopped = False
-        self._queue.append(ranges)
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="twinfeed-advice")
-            self._thread.start()
+        with self._lock:
+            self._stopped = False
+            self._queue.append(ranges)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="twinfeed-advice")
+                self._thread.start()
 
     def close(self) -> None:
         """Drop the queued ranges, and wait for the thread to end."""
-        self._stopped = True
-        self._queue.clear()
-        if self._thread is not None:
-            self._thread.join()
+        with self._lock:
+            self._stopped = True
+            self._queue.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def _run(self) -> None:
         """Ask the kernel to read the queued ranges, until the queue is empty."""
-        with suppress(IndexError):  # of `popleft`: the queue is empty
-            while not self._stopped:
-                for fd, start, stop in self._queue.popleft():
-                    if self._stopped:
-                        break
-                    advise(fd, start, stop - start)
+        while True:
+            with self._lock:  # or `add` would queue ranges for a thread that ends
+                if not self._queue:
+                    self._thread = None
+                    return
+                ranges = self._queue.popleft()
+            for fd, start, stop in ranges:
+                if self._stopped:
+                    break
+                advise(fd, start, stop - start)
 
 
 def open_shard(index: Index, number: int) -> int:

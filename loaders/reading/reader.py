@@ -274,8 +274,8 @@ class Reader(Closing):
         """Raise LoaderError if rows of the index have more bytes in total than a batch may have.
 
         An index that was tampered with could make the process allocate any amount of memory. So the
-        limit of a batch is `LIMITS.batch_bytes`, and 16 times the size of all shards: their records
-        do not overlap, but a batch may have the same record several times.
+        limit of a batch is `LIMITS.batch_bytes`, and the size of all shards: their records do not
+        overlap, and each is read once.
         """
         nbytes = int(rows["length"].sum())
         # A few bytes fit in the memory. And for a row that is not within its shard, reading raises
@@ -284,7 +284,7 @@ class Reader(Closing):
             return
         limit = LIMITS.batch_bytes
         if self.index.container != "files":  # else each length is compared with that of the file
-            limit = min(limit, 16 * int(self.index.shards["bytes"].sum()))
+            limit = min(limit, int(self.index.shards["bytes"].sum()))
         advice = f"read fewer records at a time; if you read only a few, {REBUILD}"
         check_bytes("a batch", nbytes, limit, path=self.index.where, advice=advice)
 

@@ -131,6 +131,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         Args:
             dataset: `self.dataset`, which may be mapped, cut by `take`, repeated, prefetched,
                 copied to a device, or distributed by `tf.distribute`. Each element is a batch.
+                `unbatch().map(parse).batch(n)` is accepted if every batch has n records.
             order: `"unchecked"` says that each element is the next batch of the loader. Then the
                 operators of the dataset are not checked.
 
@@ -171,7 +172,8 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
     def _start_pass(self, epoch: int, start: int) -> _Pass:
         self.external_passes.track_from(epoch, start, reshardable=False)
-        return _Pass(self, self._on_device)
+        # Without any step, the dataset may not be made: no record shows what its batches have.
+        return _Pass(self, self._on_device if len(self) else ())
 
     @cached_property
     def _on_device(self) -> tf.data.Dataset:

@@ -10,11 +10,12 @@ import tensorflow as tf
 from twinfeed.loaders.loop.loader import Loader
 
 # Operators that keep the batches and their order, or only the first batches.
-_KEEP_ORDER = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Take"}
+_KEEP_ORDER = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Restructured", "Take"}
 
 _ADVISE_ORDER = (
     "so the loader's position after each batch is not known: use only map, prefetch and take after "
-    "loader.dataset, or say order='unchecked' if each element is the loader's next batch"
+    "loader.dataset, and unbatch().map(…).batch(n) for batches that all have n records, or say "
+    "order='unchecked' if each element is the loader's next batch"
 )
 
 
@@ -22,7 +23,7 @@ def check_batch_order(dataset: Any, loader: Loader[Any], /) -> None:
     """Raise ValueError unless element n of a dataset is batch n of a loader.
 
     The dataset must be made of `loader.dataset` by operators that keep the order of batches, such
-    as `loader.dataset.map(f).take(3)`.
+    as `loader.dataset.map(f).take(3)`, or `loader.dataset.unbatch().map(f).batch(n)`.
     """
     # The dataset and all that it is made of, back from the last operator: in the example, the
     # datasets of `take`, of `map`, and of the loader.
@@ -36,7 +37,8 @@ def check_batch_order(dataset: Any, loader: Loader[Any], /) -> None:
     if unordered or dataset.options().deterministic is False:
         raise ValueError(f"the dataset has deterministic=False, {_ADVISE_ORDER}")
     # From the last to the first: "Take", "Map".
-    operators = [_operator(item) for item in datasets if _source(item) is None]
+    downstream = [item for item in datasets if _source(item) is None]
+    operators = [*_operators_on_batches(downstream, sources[0].sampler.fixed_size)]
     for operator in operators:
         if operator not in _KEEP_ORDER:
             raise ValueError(f"the dataset has the operator {operator}, {_ADVISE_ORDER}")
@@ -44,6 +46,28 @@ def check_batch_order(dataset: Any, loader: Loader[Any], /) -> None:
     # "Repeat", "Take".
     if "Repeat" in operators and "Take" in operators[operators.index("Repeat") :]:
         raise ValueError(f"the dataset has the operator Repeat after a Take, {_ADVISE_ORDER}")
+
+
+def _operators_on_batches(datasets: list[Any], batch_size: int | None) -> Iterator[str]:
+    """Yield the operators of datasets, from the last to the first, but for those on single records.
+
+    `unbatch().map(parse).batch(8)` is left out if all batches have 8 records: it gives them again.
+    """
+    on_records = False
+    for dataset in datasets:
+        operator = _operator(dataset)
+        if operator == "Batch" and batch_size and not on_records:
+            on_records = tf.get_static_value(getattr(dataset, "_batch_size", None)) == batch_size
+            if not on_records:
+                yield f"Batch of another size than {batch_size}"
+        elif on_records and operator == "Unbatch":
+            on_records = False
+        elif on_records and operator in ("Repeat", "Take"):
+            yield f"{operator} between unbatch and batch"
+        else:
+            yield operator
+    if on_records:
+        yield "Batch without unbatch"
 
 
 def feed_of(dataset: Any) -> Any:

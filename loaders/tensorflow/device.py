@@ -38,7 +38,9 @@ def chosen_device(device: str | None, /) -> str:
     full_names = [logical.name for logical in tf.config.list_logical_devices()]
     names = ["/" + name.rpartition("/")[2].removeprefix("device:") for name in full_names]
     if device is None:
-        device = next((name for name in names if name.startswith("/GPU")), "/CPU:0")
-    if device not in names:
+        return next((name for name in names if name.startswith("/GPU")), "/CPU:0")
+    # As TensorFlow, take "CPU:0", "cpu:0" and "/device:CPU:0" too.
+    name = "/" + str(device).lstrip("/").removeprefix("device:").upper()
+    if name not in names:
         raise ValueError(f"device must be one that TensorFlow sees, {names}, got {device!r}")
-    return device
+    return name

@@ -27,6 +27,7 @@ from twinfeed.loaders import (
     ImageFolder,
     Index,
     Loader,
+    LoaderError,
     NumpyLoader,
     Reader,
     Seeded,
@@ -192,6 +193,62 @@ def test_side_tables_of_texts_are_equal_in_all_loaders(views: int, options: dict
                 assert shown(batch["initial"]) == [author[:1] for author in authors]
             if "batch_transform" in options:
                 assert shown(batch["both"]) == [*map(str.__add__, texts, authors)]
+
+
+LOADERS: list[Any] = [NumpyLoader, TorchLoader, TensorFlowLoader, JaxLoader]
+
+
+@pytest.mark.parametrize("function", [None, "decode", "transform", "batch_transform"])
+@pytest.mark.parametrize(("batch_size", "rank"), [(4, 0), (16, 1), (16, 2)])
+def test_padding_has_bytes_that_every_parser_takes(
+    packed: dict[str, Index], batch_size: int, rank: int, function: str | None
+) -> None:
+    """Those of the first real record of a batch, or of the stream where no record is real."""
+    index, records = packed["tfrecord"], [41, 7, 8, 9, 30, 31, 52]
+    sampler = ExactOnceBatchSampler(60, batch_size=batch_size, last_batch="pad", records=records)
+    options: Any = {} if function is None else {function: lambda sample, *seed: sample}
+    if function == "transform":
+        options = {"transform": lambda sample: {"image": sample["image"], "number": 3}}
+    feed = Feed(index, sampler if batch_size == 4 else sampler.shard(rank, 4), **options)
+    stored, ids = Reader(index).read(range(60))["image"], feed.sampler.batch(0, len(feed) - 1)
+    first = ids[0] if ids[0] >= 0 else min(records)
+    wanted = [stored[n if n >= 0 else first] for n in ids.tolist()]
+    assert -1 in ids
+    assert feed[0, len(feed) - 1]["image"] == wanted
+    for make in LOADERS[: 4 if feed.sampler.world_size == 1 else 3]:
+        with make(feed) as loader:
+            *_, batch = loader
+        assert [_host(value) for value in _host(batch["image"])] == wanted
+        assert _host(batch["mask"]).tolist() == (ids >= 0).tolist()
+        numbers = np.asarray(batch["number" if function == "transform" else "label"])
+        assert not numbers[ids < 0].any()
+
+
+EMPTY = ExactOnceBatchSampler(0, batch_size=2)
+NO_RECORDS: dict[str, Feed] = {
+    "of five": Feed({"x": np.ones(5)}, ExactOnceBatchSampler(5, batch_size=2, records=[])),
+    "of none": Feed({"x": np.ones(0)}, EMPTY),
+    "with functions": Feed({"x": np.ones(0)}, EMPTY, decode=dict, batch_transform=lambda b, s: b),
+    "of a rank": Feed({"x": np.ones(0)}, EMPTY).shard(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", NO_RECORDS)
+def test_evaluation_of_no_records_has_no_batch(name: str) -> None:
+    feed = NO_RECORDS[name]
+    for make in LOADERS[: 4 if feed.sampler.world_size == 1 else 3]:
+        with make(feed) as loader:
+            assert [*loader, *loader] == []
+    if name == "of five":
+        assert list(TensorFlowLoader(feed).dataset) == []
+        return
+    with pytest.raises(LoaderError, match=r"without records does not show.*\n.*the feed spec="):
+        print(TensorFlowLoader(feed).dataset)
+
+
+def test_spec_makes_dataset_of_no_records() -> None:
+    feed = Feed({"x": np.ones(0)}, EMPTY, spec={"x": FieldSpec((), np.dtype(np.float64))})
+    assert list(TensorFlowLoader(feed).dataset) == []
 
 
 def test_workers_change_no_batch(packed: dict[str, Index]) -> None:

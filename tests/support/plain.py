@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from support.inside import Reads, collate, read_with_missing, reader_of
+from support.inside import Reads, Schedule, collate, read_with_missing, reader_of
 from twinfeed.loaders import Batch, Feed
 
 NUMBERS = ("id", "record", "view", "seed", "seed32")
@@ -35,9 +35,21 @@ def _batch(feed: Feed, reader: Reads, epoch: int, step: int) -> Batch:
     batch: Batch = {"id": ids}
     batch |= {name: _rows(rows, records, held) for name, rows in feed.index.columns.items()}
     batch |= {name: _rows(rows, ids, held) for name, rows in feed.side.items()}
-    fields = {name: [sample.get(name) for sample in samples] for name in spec}
+    first = _first_bytes(feed, reader, samples) if not held.all() else {}
+    fields = {name: [sample.get(name, first.get(name)) for sample in samples] for name in spec}
     batch |= collate(fields, spec, how=feed.collate)
     return batch | ({"mask": held} if sampler.traits.padded else {})
+
+
+def _first_bytes(feed: Feed, reader: Reads, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """The bytes of the first real sample of a batch, or else of the stream: those of padding."""
+    first = next(filter(None, samples), None)
+    if first is None:
+        stream = Schedule(feed.sampler).all_ranks.sampler
+        number, seed = stream.batch(0, 0)[:1], int(stream.seeds(0, 0)[0])
+        record, view = int(stream.records(number)[0]), int(stream.views(number)[0])
+        first = _sample(feed, reader, int(number[0]), record, view, seed)
+    return {name: value for name, value in first.items() if isinstance(value, bytes)}
 
 
 def _sample(

@@ -285,9 +285,10 @@ def test_cached_evaluation_gives_every_record_in_each_pass() -> None:
         assert ids(cached) == ids_of(one.feed.sampler, 0)
 
 
-def test_batches_lie_on_given_device() -> None:
+@pytest.mark.parametrize("device", ["/CPU:1", "CPU:1", "cpu:1", "/device:CPU:1"])
+def test_batches_lie_on_given_device(device: str) -> None:
     feed = Feed(packed(RECORDS), sampler())
-    on_device = TensorFlowLoader(feed, device="/CPU:1")
+    on_device = TensorFlowLoader(feed, device=device)
     batches = list(on_device)
     assert batches[0]["label"].device.endswith("CPU:1")
     assert [noted(batch) for batch in batches] == expected(packed(RECORDS), sampler())
@@ -552,6 +553,8 @@ REFUSED: Refused = [
     (of(threads=-1), ValueError, "threads must be at least 0, got -1"),
     (of(prefetch=-1), ValueError, "prefetch must be at least 0, got -1"),
     (of(device="/GPU:7"), ValueError, "one that TensorFlow sees.*got '/GPU:7'"),
+    (of(device="/job:worker/device:CPU:0"), ValueError, "got '/job:worker/device:CPU:0'"),
+    (of(device=0), ValueError, "got 0"),
     (replicas(5, 2), ValueError, "got 5 replicas and 2 pipelines"),
     (chosen(CLASSES_ALONE, 1), ValueError, "sources must be 2, one per class or set, got 1"),
     (chosen(CLASSES_ALONE, 1, "a"), TypeError, "Invalid `datasets`"),

@@ -158,6 +158,51 @@ def test_pipeline_of_other_datasets_is_refused(name: str) -> None:
     assert (one.epoch, one.step) == (0, 0)
 
 
+def full() -> BatchStream:
+    return BatchSampler(RandomSampler(RECORDS, seed=1), batch_size=8, last_batch="drop")
+
+
+BATCHED_AGAIN: list[Made] = [
+    lambda d: d.unbatch().map(same).prefetch(3).batch(8, num_parallel_calls=2),
+    lambda d: d.take(5).unbatch().batch(8).unbatch().batch(8, drop_remainder=True),
+]
+
+
+@pytest.mark.parametrize("make", BATCHED_AGAIN)
+def test_records_of_full_batches_may_be_mapped(make: Made) -> None:
+    """By a host's parser of one record; the position after each batch is known."""
+    one = loader(packed(RECORDS), full(), decode=numbers)
+    for step, batch in enumerate(one.track(make(one.dataset).map(same)), 1):
+        assert ids([batch]) == ids_of(full(), 0)[step - 1 : step]
+        assert one.global_step == step
+    assert step >= 5
+    resumed = loader(packed(RECORDS), full(), decode=numbers)
+    resumed.load_state_dict(one.state_at(1, 3))
+    assert ids([next(resumed.track(make(resumed.dataset)))]) == ids_of(full(), 1)[3:4]
+
+
+NOT_BATCHED_AGAIN: dict[str, Made] = {
+    "Batch of another size than 8": lambda d: d.unbatch().batch(4),
+    "Batch without unbatch": lambda d: d.batch(8),
+    "Take between unbatch and batch": lambda d: d.unbatch().take(9).batch(8),
+    "Repeat between unbatch and batch": lambda d: d.take(2).unbatch().repeat().batch(8),
+    "Filter": lambda d: d.unbatch().filter(kept).batch(8),
+    "Shuffle": lambda d: d.unbatch().shuffle(9).batch(8),
+    "PaddedBatch": lambda d: d.unbatch().padded_batch(8),
+    "deterministic=False": lambda d: d.unbatch().batch(8, False, 2, deterministic=False),
+}
+
+
+@pytest.mark.parametrize("name", NOT_BATCHED_AGAIN)
+def test_records_that_become_other_batches_are_refused(name: str) -> None:
+    one = loader(packed(RECORDS), full(), decode=numbers)
+    with pytest.raises(ValueError, match=rf"{name}, so .*unbatch\(\).map"):
+        next(one.track(NOT_BATCHED_AGAIN[name](one.dataset.map(same)).prefetch(1)))
+    unequal = made()
+    with pytest.raises(ValueError, match="operator Batch, so"):
+        next(unequal.track(unequal.dataset.unbatch().batch(8)))
+
+
 def test_track_takes_any_operator_with_order_unchecked() -> None:
     one = made()
     zipped = tf.data.Dataset.zip(one.dataset, tf.data.Dataset.range(8)).map(lambda b, _: b)

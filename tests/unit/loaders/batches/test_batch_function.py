@@ -49,7 +49,7 @@ def stored(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_hand(feed: Feed, epoch: int) -> Iterator[dict[str, Any]]:
-    """The batches by their definition: rows without padding, the function, zeros as padding."""
+    """The batches by their definition: rows without padding, the function, and then padding."""
     assert feed.batch_transform is not None
     plain = Feed(feed.index, feed.sampler, decode=feed.decode, collate=feed.collate)
     for step in range(len(plain)):
@@ -68,7 +68,7 @@ def by_hand(feed: Feed, epoch: int) -> Iterator[dict[str, Any]]:
             if name == "n" and not held.any():
                 rows = np.zeros((0, 3), np.float32)
             if isinstance(rows, list):
-                whole[name] = rows + [b""] * int((~held).sum())
+                whole[name] = rows + (rows or [b"w0"])[:1] * int((~held).sum())
             else:
                 whole[name] = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
                 whole[name][held] = rows

@@ -96,14 +96,14 @@ def test_an_empty_batch_has_every_field(
 
 
 @pytest.mark.parametrize("decode", [None, measure])
-def test_padding_is_zeros_and_never_read(index: Index, decode: Any) -> None:
+def test_padding_is_zeros_and_bytes_of_first_record(index: Index, decode: Any) -> None:
     sampler = ExactOnceBatchSampler(6, batch_size=4, last_batch="pad")
     batch = batch_of(Feed(index, sampler, decode=decode), Request.of(sampler, 0, 1))
     assert batch["id"].tolist() == [4, 5, -1, -1]
     assert batch["mask"].tolist() == [True, True, False, False]
     assert batch["label"].tolist() == [1, 2, 0, 0]
     if decode is None:
-        assert batch["word"] == [b"to", b"be", b"", b""]
+        assert batch["word"] == [b"to", b"be", b"to", b"to"]
     else:
         assert batch["size"].tolist() == [2, 2, 0, 0]
 
