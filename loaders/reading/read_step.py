@@ -68,8 +68,6 @@ class ReadStep(AbstractContextManager[None]):
             return
         assert isinstance(reader, Reader)
         self._files = files = reader._files
-        if isinstance(files, RemoteFiles) and files.cache is not None:
-            files.cache.advance(plan, self._global_step)
         plan.step_started(self._global_step)
         if not plan.enabled or not plan.events_lock.acquire(blocking=False):
             return

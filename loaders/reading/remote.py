@@ -11,7 +11,6 @@ from twinfeed.loaders.index.paths import check_relative, stale_file_error
 from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
-from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP
 from twinfeed.loaders.reading.prefetch.read_plan import Rows, gap_of
 from twinfeed.loaders.storage.download import describe_object
 from twinfeed.loaders.storage.open_store import store_of
@@ -102,11 +101,8 @@ class RemoteFiles:
             sizes[valid["file"]] = valid["length"]
         return sizes
 
-    def _fetch(self, file: int, start: int, stop: int, _step: int = CURRENT_STEP) -> memoryview:
+    def _fetch(self, file: int, start: int, stop: int) -> memoryview:
         """Return the bytes [start, stop) of a file from the store.
-
-        `_step` is not used: a disk cache, which may be read in place of the store, takes the same
-        arguments.
 
         Raises:
             StaleIndexError: the store says that the file has changed since it was indexed.

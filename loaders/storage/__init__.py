@@ -6,5 +6,5 @@
   or _fsspec_store.py (fsspec).
 - retries.py has the network settings, retries with back-off, and transient errors.
   request_pool.py has the requests in flight. download.py copies whole files to this machine.
-- disk_cache.py is the setting of a cache on a disk, and disk.py its entries and their eviction.
+- disk_cache.py is the setting of a cache on a disk, and disk.py its entries.
 """

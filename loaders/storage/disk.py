@@ -1,4 +1,4 @@
-"""The entries of a disk cache, written atomically, and evicted to keep the size limit."""
+"""The entries of a disk cache, written atomically, within its size limit."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import re
 import stat
 import struct
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 from twinfeed.loaders.storage.disk_cache import DiskCache
-from twinfeed.loaders.support.atomic import flock, replace_file, temporary_name
+from twinfeed.loaders.support.atomic import flock, replace_file
 from twinfeed.loaders.support.checksum import crc32c
-from twinfeed.loaders.support.regular import open_file, read_file
+from twinfeed.loaders.support.regular import open_file, open_regular, read_file
 
-_ENTRY = re.compile(r"[0-9a-f]{24}-\d{1,12}\.chunk")
-_TEMPORARY = re.compile(r"\.[0-9a-f]{24}-\d{1,12}\.chunk-[0-9a-f]{16}")
-_SUBFOLDER = re.compile(r"[0-9a-f]{2}")
+_SHARD, _ENTRY = re.compile(r"[0-9a-f]{24}"), re.compile(r"(\d{1,12}-)?\d{1,12}\.chunk")
 _USED_BYTES = struct.Struct("<q")
 _CACHE_TAG = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -32,151 +31,134 @@ _CACHE_TAG = (
 _TRAILER = struct.Struct("<qI")
 """The trailer of an entry: the number of its bytes, and their CRC-32C."""
 
+_UNUSED_SECONDS, _MARK_SECONDS, _FULL_SECONDS = 3600.0, 300.0, 300.0
+"""A full cache deletes the entries of shards that no run has used for `_UNUSED_SECONDS`. A run
+marks its shards as used every `_MARK_SECONDS`. If nothing can be deleted, the cache stays full for
+`_FULL_SECONDS`.
+"""
+
 
 class Disk:
     """The entries of a disk cache, as files in a folder that several processes may share.
 
-    A file of the folder holds the total size of all entries, and is changed under a file lock. The
-    total grows before an entry is written, and shrinks after one is deleted, so a killed process
-    may leave a total that is too high, but never too low. A process that is the only user of the
-    folder recounts the total, and deletes temporary files of killed processes.
+    An entry has the name f"{shard}/{number}". The modification time of a shard's folder is when a
+    run last used it: each run marks the folders of all its `shards`, also of those that it does not
+    read for a while. A full cache keeps its entries, but for those of shards that no run has used
+    for an hour.
 
-    On a file system without locks, several processes may together exceed the limit for a while,
-    since each recounts when it starts.
+    The file "used" has the total size of all entries. Entries are written, and the total is
+    changed, under a lock of this file. The total grows before an entry is there, and shrinks after
+    one is deleted, so a killed process may leave a total that is too high, but never too low. It is
+    counted again when the cache is full. An entry is written as the file "writing" and renamed: the
+    next process overwrites what a killed process has left there.
+
+    On a file system without locks, several processes may together exceed the limit for a while.
     """
 
-    def __init__(self, cache: DiskCache, /) -> None:
+    def __init__(self, cache: DiskCache, shards: Sequence[str] = (), /) -> None:
         self._folder, self._limit = cache.path, cache.bytes
-        self._lock = threading.Lock()
+        self._shards = [self._folder / shard for shard in shards]
+        self._lock, self._warned = threading.Lock(), False
+        self._next_mark = self._full_until = 0.0
         make_cache_folder(self._folder)
-        self._used_fd = _open_state_file(self._folder, "used")
-        self._users_fd = _open_state_file(self._folder, "users")
-        with self._locked(), suppress(BlockingIOError):
-            self._recount(exclusive=flock(self._users_fd, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        flock(self._users_fd, fcntl.LOCK_SH)
-        self._warned = False
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._used_fd = open_regular(self._folder / "used", flags)
+        except (LoaderError, OSError) as error:
+            raise cache_error(self._folder, f"the file 'used': {_reason(error)}") from error
 
     def __del__(self) -> None:
-        for name in ("_used_fd", "_users_fd"):
-            if name in vars(self):
-                os.close(getattr(self, name))
+        if hasattr(self, "_used_fd"):
+            os.close(self._used_fd)
+
+    @property
+    def full(self) -> bool:
+        """Whether a new entry did not fit a short time ago."""
+        return time.monotonic() < self._full_until
 
     def get(self, name: str, length: int, /) -> bytes | None:
         """Return the bytes of an entry of this length, or None if it is missing or damaged.
 
-        A damaged entry is deleted. The modification time of an entry is the time of its last use.
+        A damaged entry is deleted.
         """
-        file = self._file(name)
+        self._mark_shards()
         try:
-            with open_file(file) as entry:
+            with open_file(self._file(name)) as entry:
                 data = entry.read(length + _TRAILER.size + 1)
         except FileNotFoundError:
             return None
         except (LoaderError, OSError) as error:  # not a regular file, or unreadable
             self._warn(error)
-            self._unlink(name)  # its size is not known, so it is not subtracted from the total
-            return None
+            data = b""
         body = data[:length]
-        if data[length:] != _TRAILER.pack(length, crc32c(body)):
-            self.drop(name, length)
-            return None
-        with suppress(FileNotFoundError):  # evicted meanwhile
-            os.utime(file)  # sets the time of the last use to now
-        return body
+        if data[length:] == _TRAILER.pack(length, crc32c(body)):
+            return body
+        self.drop(name, length)
+        return None
 
-    def put(self, name: str, data: bytes, victims: Iterator[str], /) -> bool:
-        """Write an entry, after evicting entries (`victims`) until it fits.
-
-        Returns:
-            Whether the entry is cached. It is not if it does not fit or cannot be written.
-        """
-        file, size = self._file(name), len(data) + _TRAILER.size
-        if not self._reserve(size, victims):
-            return False
-        temporary = temporary_name(file)
+    def put(self, name: str, data: memoryview | bytes, /) -> None:
+        """Write an entry, if it fits and can be written."""
+        file, trailer = self._file(name), _TRAILER.pack(len(data), crc32c(data))
         try:
-            file.parent.mkdir(mode=0o700, exist_ok=True)
-            with temporary.open("xb") as out:
-                out.write(data)
-                out.write(_TRAILER.pack(len(data), crc32c(data)))
             with self._locked():
-                if file.is_file():  # another process has written it
-                    temporary.unlink()
-                    self._store_used(self._load_used() - size)
-                else:
-                    os.replace(temporary, file)
+                if file.is_file() or not self._reserve(len(data) + len(trailer)):
+                    return  # another process has written it, or the cache is full
+                file.parent.mkdir(mode=0o700, exist_ok=True)
+                temporary = self._folder / "writing"
+                temporary.unlink(missing_ok=True)  # of a killed process, or of a full disk
+                with temporary.open("xb") as out:
+                    out.writelines([data, trailer])
+                os.replace(temporary, file)
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
-            with self._locked():
-                self._store_used(self._load_used() - size)
             self._warn(error)
-            return False
-        return True
+
+    def drop(self, name: str, length: int, /) -> None:
+        """Delete an entry that should have `length` bytes of data."""
+        with self._locked():
+            deleted = min(_delete(self._file(name)), length + _TRAILER.size)
+            self._store_used(self._load_used() - deleted)
 
     def _warn(self, error: LoaderError | OSError) -> None:
         """Warn that some bytes are not cached because of this error; later errors do not warn."""
         if not self._warned:
             self._warned = True
-            why = f"{error.path}: {error.problem}" if isinstance(error, LoaderError) else error
-            text = f"{self._folder}: some bytes are not cached: {why}"
+            text = f"{self._folder}: some bytes are not cached: {_reason(error)}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def drop(self, name: str, length: int, /) -> None:
-        """Delete an entry with `length` bytes of data, and subtract its size from the total."""
-        with self._locked():
-            if self._unlink(name):
-                self._store_used(self._load_used() - length - _TRAILER.size)
+    def _mark_shards(self) -> None:
+        """Mark the shards of this run as used, unless this was done a short time ago."""
+        if time.monotonic() >= self._next_mark:
+            self._next_mark = time.monotonic() + _MARK_SECONDS
+            for folder in self._shards:
+                with suppress(OSError):  # nothing of this shard is cached
+                    os.utime(folder)
 
-    def entries(self) -> Iterator[tuple[str, float]]:
-        """Yield the name of each entry and the time of its last use, in seconds."""
-        for file in self._files():
-            if _ENTRY.fullmatch(file.name):
-                with suppress(FileNotFoundError):
-                    yield file.name[: -len(".chunk")], file.stat().st_mtime
+    def _reserve(self, size: int) -> bool:
+        """Add `size` to the total if it fits in the limit, and return whether it does.
 
-    def last_use(self, name: str, /) -> float | None:
-        """Return the time of the last use of an entry, or None if it is deleted."""
-        with suppress(FileNotFoundError):
-            return self._file(name).stat().st_mtime
-        return None
-
-    def _reserve(self, size: int, victims: Iterator[str]) -> bool:
-        """Evict entries (`victims`) until `size` more bytes fit in the limit, and add `size` to the
-        total.
-
-        Returns:
-            Whether they fit. If not, they are not added.
+        To make room, entries of shards that no run has used for an hour are deleted, the shard that
+        was used least recently first. The caller has the lock.
         """
-        with self._locked():
-            used = self._load_used()
-            while used + size > self._limit:
-                victim = next(victims, None)
-                if victim is None:
-                    break
-                used -= self._unlink(victim)
-            fits = used + size <= self._limit
-            self._store_used(used + size if fits else used)
-            return fits
+        used, most = self._load_used(), self._limit - size
+        if used > most and not self.full:
+            used = self._recount()
+            for last_use, folder in self._folders():
+                if used > most and last_use < time.time() - _UNUSED_SECONDS:
+                    used -= sum(map(_delete, _entries(folder)))
+                    with suppress(OSError):  # it has files of the user
+                        folder.rmdir()
+            if used > most:
+                self._full_until = time.monotonic() + _FULL_SECONDS
+        self._store_used(used + size if used <= most else used)
+        return used <= most
 
     def _file(self, name: str) -> Path:
         """Return the path of the file of an entry."""
-        return self._folder / name[:2] / f"{name}.chunk"
-
-    def _unlink(self, name: str) -> int:
-        """Delete the file of an entry; return its size, or 0 if it was deleted already. The caller
-        subtracts the size from the total.
-        """
-        file = self._file(name)
-        with suppress(OSError):  # deleted already, or a folder
-            size = file.lstat().st_size
-            file.unlink()
-            return size
-        return 0
+        return self._folder / f"{name}.chunk"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the total size against other threads and processes, in the `with` block."""
+        """Lock the folder against other threads and processes, in the `with` block."""
         with self._lock:
             flock(self._used_fd, fcntl.LOCK_EX)
             try:
@@ -194,43 +176,39 @@ class Disk:
         """Store the total size of all entries. The caller has the lock."""
         os.pwrite(self._used_fd, _USED_BYTES.pack(max(0, used)), 0)
 
-    def _recount(self, *, exclusive: bool = False) -> int:
-        """Add up the sizes of all entries, store the total, and return it.
+    def _recount(self) -> int:
+        """Add up the sizes of all entries."""
+        files = (file for _, folder in self._folders() for file in _entries(folder))
+        return sum(file.stat().st_size for file in files)
 
-        If this process is the only user of the folder (`exclusive`), temporary files are of killed
-        processes, and are deleted.
-        """
-        used = 0
-        for file in self._files():
-            with suppress(FileNotFoundError):
-                if exclusive and _TEMPORARY.fullmatch(file.name):
-                    file.unlink()
-                elif _ENTRY.fullmatch(file.name):
-                    used += file.stat().st_size
-        self._store_used(used)
-        return used
-
-    def _files(self) -> Iterator[Path]:
-        """Yield the regular files in the folders of entries. Other processes may delete some."""
-        with suppress(FileNotFoundError):
-            for folder in self._folder.iterdir():
-                is_folder = folder.is_dir() and not folder.is_symlink()
-                if is_folder and _SUBFOLDER.fullmatch(folder.name):
-                    with os.scandir(folder) as found:
-                        yield from (Path(e) for e in found if e.is_file(follow_symlinks=False))
+    def _folders(self) -> list[tuple[float, Path]]:
+        """Return the folder of each shard and the time of its last use, the oldest first."""
+        with os.scandir(self._folder) as found:
+            shards = [entry for entry in found if _SHARD.fullmatch(entry.name)]
+            folders = [shard for shard in shards if shard.is_dir(follow_symlinks=False)]
+        return sorted((folder.stat().st_mtime, Path(folder)) for folder in folders)
 
 
-def _open_state_file(folder: Path, name: str) -> int:
-    """Open a state file of a cache folder, creating it if needed; return its file descriptor."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        fd = os.open(folder / name, flags, 0o600)
-    except OSError as error:
-        raise cache_error(folder, f"{name}: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise cache_error(folder, f"{name} is not a regular file")
-    return fd
+def _entries(folder: Path) -> list[Path]:
+    """Return the entries in the folder of a shard."""
+    with suppress(OSError), os.scandir(folder) as found:
+        files = [file for file in found if file.is_file(follow_symlinks=False)]
+        return [Path(file) for file in files if _ENTRY.fullmatch(file.name)]
+    return []
+
+
+def _delete(file: Path) -> int:
+    """Delete a file; return its size if it was a regular one, or else 0."""
+    with suppress(OSError):  # deleted already, or a folder
+        found = file.lstat()
+        file.unlink()
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return 0
+
+
+def _reason(error: LoaderError | OSError) -> str:
+    """Return what is wrong with a file of the cache, and its path."""
+    return f"{error.path}: {error.problem}" if isinstance(error, LoaderError) else str(error)
 
 
 def cache_error(folder: Path, why: str | None, /) -> LoaderError:

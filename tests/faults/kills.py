@@ -15,6 +15,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -150,12 +151,17 @@ class Caching:
 
     def look(self) -> Any:
         """Return the records."""
-        used = sum(file.stat().st_size for file in self.out.glob("??/*"))
+        files = [*self.out.glob("*/*.chunk"), *self.out.glob("writing")]
+        used = sum(file.stat().st_size for file in files)
         assert used <= CACHED, f"the cache holds {used} bytes"
         return sorted(read(self._index()))
 
     def check(self) -> None:
-        assert not list(self.out.glob("??/.*"))
+        known = re.compile(
+            r"CACHEDIR\.TAG|used|writing|indexes|[0-9a-f]{24}|[0-9a-f]{24}/\d+\.chunk"
+        )
+        found = [*self.out.glob("*"), *self.out.glob("?" * 24 + "/*")]
+        assert all(known.fullmatch(str(file.relative_to(self.out))) for file in found)
 
 
 def read(index: Index, ids: Iterable[int] | None = None) -> list[bytes]:

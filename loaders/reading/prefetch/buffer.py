@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.reading.prefetch.block_uses import NO_STEP
-from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP
 from twinfeed.loaders.reading.prefetch.read_plan import (
     NO_BLOCK,
     Fetch,
@@ -26,11 +25,8 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
 from twinfeed.loaders.storage import retries
 from twinfeed.loaders.storage.request_pool import request_pool
 
-ReadRange = Callable[[int, int, int, int], memoryview]
-"""A function (file, start, stop, step) that returns the bytes [start, stop) of a file.
-
-The batch of `step` needs them.
-"""
+ReadRange = Callable[[int, int, int], memoryview]
+"""A function (file, start, stop) that returns the bytes [start, stop) of a file."""
 
 _MAX_CANDIDATES = 8
 """A row is searched in this many buffered ranges: the last ones that begin before the row."""
@@ -39,7 +35,8 @@ _MAX_CANDIDATES = 8
 class BufferedRange:
     """A range of a remote file in the buffer: the requests for its parts, and then its bytes.
 
-    `number` counts the ranges of a buffer in the order in which they were requested.
+    `number` counts the ranges of a buffer in the order in which they were requested. `last_step` is
+    the last step that uses the range.
     """
 
     def __init__(self, number: int, file: int, start: int, stop: int, step: int) -> None:
@@ -47,7 +44,7 @@ class BufferedRange:
         self.file = file
         self.start = start
         self.stop = stop
-        self.first_step = self.last_step = step  # the first and the last step that use the range
+        self.last_step = step
         self.parts: list[Future[memoryview]] = []
         self.failed = False  # whether a part could not be read
 
@@ -75,7 +72,7 @@ class BufferedRange:
             they were copied.
         """
         try:
-            data = read(self.file, start, stop, self.first_step)
+            data = read(self.file, start, stop)
         except BaseException:
             self.failed = True
             raise
@@ -107,7 +104,7 @@ class BufferedRange:
 _REQUEST_ORDER = attrgetter("number")
 """A sort key: the range that was requested first is the smallest."""
 
-_EMPTY = BufferedRange(number=0, file=0, start=0, stop=0, step=CURRENT_STEP)
+_EMPTY = BufferedRange(number=0, file=0, start=0, stop=0, step=0)
 """The range that an empty field lies in. It has no bytes, and is never requested."""
 
 
@@ -258,10 +255,10 @@ class RangeBuffer:
         if not len(rows):
             return []
         # No block of records will use the bytes again (`NO_BLOCK`).
-        merged = merge_rows(rows, NO_BLOCK, CURRENT_STEP, self._gap)
-        ranges = [  # the number is only used for ranges in the buffer
-            BufferedRange(number=0, file=file, start=start, stop=stop, step=step)
-            for file, start, stop, _, step in merged.tolist()
+        merged = merge_rows(rows, NO_BLOCK, 0, self._gap)
+        ranges = [  # the number and the step are only used for ranges in the buffer
+            BufferedRange(number=0, file=file, start=start, stop=stop, step=0)
+            for file, start, stop, *_ in merged.tolist()
         ]
         # The ranges are sorted: a row lies in the last range that starts at or before its offset.
         starts = [(new_range.file, new_range.start) for new_range in ranges]

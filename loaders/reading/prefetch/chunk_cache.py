@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable
+from itertools import groupby
 
 import numpy as np
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import join
-from twinfeed.loaders.reading.prefetch.eviction import Eviction, NextUses
-from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
-from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.array_types import Int64s
 
-FetchRange = Callable[[int, int, int, int], memoryview]
-"""A function (shard, start, stop, step) that returns the bytes [start, stop) of a shard.
-
-They come from the object store, and the batch of `step` needs them.
-"""
+FetchRange = Callable[[int, int, int], memoryview]
+"""A function (file, start, stop) that returns the bytes [start, stop) of a file from the store."""
 
 _MIN_BYTES, _MAX_BYTES = 1 << 16, 1 << 22
 _RECORDS_PER_CHUNK = 4
@@ -46,174 +40,127 @@ def chunk_bytes(record_bytes: float, cache: DiskCache, /) -> int:
 
 
 class ChunkCache:
-    """Read the shards of an index in chunks of `size` bytes: a read-through disk cache.
-
-    The chunks of all shards are numbered one after another: shard n has the chunks from
-    `_first_chunks[n]` up to, but without, `_first_chunks[n + 1]`.
+    """Read the files of an index in chunks of `size` bytes: a read-through disk cache.
 
     The name of a cache entry begins with a digest of the URL, size and ETag of its shard. So a
-    shard that has changed never hits old entries.
+    shard that has changed never hits old entries. Once the cache is full, what it does not have is
+    fetched without the rest of its chunk.
 
     Args:
         index: says where the shards lie.
         cache: the folder and the size limit.
-        sizes: the size of each shard in bytes.
-        fetch: reads a range of a shard from the object store.
+        sizes: the size of each file in bytes.
+        fetch: reads a range of a file from the object store.
     """
 
     def __init__(self, index: Index, cache: DiskCache, sizes: Int64s, fetch: FetchRange, /) -> None:
-        self._index, self._disk, self._sizes, self._fetch = index, Disk(cache), sizes, fetch
+        self._sizes, self._fetch = sizes, fetch
+        self._is_loose = index.container == "files"
         self.size = size = chunk_bytes(float(sizes.sum()) / max(1, len(index)), cache)
-        self._first_chunks = np.concatenate([[0], np.cumsum(-(-sizes // size))])  # rounded up
         self._digests = [
             hashlib.sha256(f"{size} {content}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
             for content in _identify_shards(index)
         ]
-        self._eviction = Eviction(self._disk, set(self._digests))
+        self._disk = Disk(cache, self._digests)
         self._lock = threading.Lock()
-        # The chunks that a thread is reading, each with the event that is set when it is done.
-        self._claimed: dict[int, threading.Event] = {}
-        self._uses: NextUses | None = None
-        self._uses_key: tuple[Schedule, tuple[str, ...], bool] | None = None  # what `_uses` is of
+        # The chunks (file, number) that a thread is reading, each with the event that is set when
+        # it is done.
+        self._claimed: dict[tuple[int, int], threading.Event] = {}
 
-    def advance(self, plan: ReadPlan, step: int, /) -> None:
-        """Set the step that is read now, from which eviction looks for the next use of each chunk.
+    def read(self, file: int, start: int, stop: int, /) -> memoryview:
+        """Return the bytes [start, stop) of a file, from the cache or the store.
 
-        A chunk is `size` bytes of a shard. To make room, the cache evicts the chunk whose next use
-        is furthest in the future (Belady's algorithm). `NextUses` finds that use in the coming
-        batches, of all ranks, since they may share the cache.
+        If another thread is reading a chunk already, this waits for it, unless the cache is full. A
+        range beyond the end of the file, as in an index that was tampered with, is clipped.
         """
-        # With a limit of 0 bytes, the plan prefetches nothing.
-        fields, is_prefetched = tuple(plan.fields), plan.limit > 0
-        # Other batches or other fields than in the last call use other chunks.
-        if self._uses is None or self._uses_key != (plan.schedule, fields, is_prefetched):
-            self._uses_key = plan.schedule, fields, is_prefetched
-            chunks_of = partial(self._find_chunks, fields)
-            self._uses = NextUses(plan.schedule.all_ranks, chunks_of, prefetched=is_prefetched)
-        self._eviction.set_step(self._uses, step, self._cached_chunks)
-
-    def _cached_chunks(self) -> Iterator[int]:
-        """Yield the numbers of the chunks of this index that are in the cache."""
-        first_chunks = dict(zip(self._digests, self._first_chunks.tolist(), strict=False))
-        for name, _ in self._disk.entries():
-            digest, number_in_shard = name.split("-")
-            if digest in first_chunks:
-                yield first_chunks[digest] + int(number_in_shard)
-
-    def _find_chunks(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return which chunks contain the nonempty fields of records.
-
-        Three arrays, int64[nonempty fields]: the first chunk of each field, its last chunk, and the
-        position of its record in `records`.
-        """
-        rows = self._index.rows(fields, records)
-        nonempty = rows["length"] > 0
-        positions = np.repeat(np.arange(len(records)), len(fields))[nonempty]
-        rows = rows[nonempty]
-        first_chunk = self._first_chunks[rows["file"]]  # of the shard of each row
-        first = first_chunk + rows["offset"] // self.size
-        last = first_chunk + (rows["offset"] + rows["length"] - 1) // self.size
-        return first, last, positions
-
-    def _chunks_of_range(self, shard: int, start: int, stop: int) -> range:
-        """Return the numbers of the chunks that contain the bytes [start, stop) of a shard."""
-        first_chunk = int(self._first_chunks[shard])
-        return range(first_chunk + start // self.size, first_chunk + (stop - 1) // self.size + 1)
-
-    def read(self, shard: int, start: int, stop: int, step: int, /) -> memoryview:
-        """Return the bytes [start, stop) of a shard, from the cache or the store.
-
-        `step` is that of the batch that needs them. If another thread is reading a chunk already,
-        this waits for it. A range beyond the end of the shard, as in an index that was tampered
-        with, is clipped.
-        """
-        start, stop = self._clipped(shard, start, stop)
-        if start >= stop:
-            return memoryview(b"")
-        chunks = self._chunks_of_range(shard, start, stop)
-        data: dict[int, bytes] = {}  # by chunk
-        while missing := [chunk for chunk in chunks if chunk not in data]:
+        numbers = self._chunks_of_range(file, start, stop)
+        data: dict[int, memoryview] = {}  # by chunk, what lies in [start, stop)
+        while missing := [number for number in numbers if number not in data]:
+            if self._disk.full:
+                data |= self._read_chunks(file, missing, start, stop)
+                break
             done = threading.Event()
             with self._lock:  # claim the chunks that no other thread reads
-                others_done = [self._claimed[n] for n in missing if n in self._claimed]
-                claimed = [n for n in missing if n not in self._claimed]
-                self._claimed |= dict.fromkeys(claimed, done)
+                others_done = [
+                    self._claimed[key] for n in missing if (key := (file, n)) in self._claimed
+                ]
+                claimed = [n for n in missing if (file, n) not in self._claimed]
+                self._claimed |= {(file, n): done for n in claimed}
             try:
-                data |= self._read_claimed(shard, claimed, step)
+                data |= self._read_chunks(file, claimed, start, stop)
             finally:
                 with self._lock:
-                    for chunk in claimed:
-                        del self._claimed[chunk]
+                    for number in claimed:
+                        del self._claimed[file, number]
                 done.set()
             for other_done in others_done:  # then look for their chunks in the cache
                 other_done.wait()
-        first_byte = start // self.size * self.size  # where the first of these chunks begins
-        joined = memoryview(b"".join([data[n] for n in chunks]))
-        return joined[start - first_byte : stop - first_byte]
+        return memoryview(b"".join([data[number] for number in numbers]))
 
-    def forget(self, shard: int, start: int, stop: int, /) -> None:
-        """Delete the chunks that contain the bytes [start, stop) of a shard from the cache."""
-        for chunk in self._chunks_of_range(shard, *self._clipped(shard, start, stop)):
-            self._disk.drop(*self._entry(chunk))
+    def forget(self, file: int, start: int, stop: int, /) -> None:
+        """Delete the chunks that contain the bytes [start, stop) of a file from the cache."""
+        for number in self._chunks_of_range(file, start, stop):
+            self._disk.drop(*self._entry(file, number))
 
-    def _clipped(self, shard: int, start: int, stop: int) -> tuple[int, int]:
-        """Return the start and stop of a range, clipped to the size of its shard."""
-        size = int(self._sizes[shard])
-        return max(0, min(start, size)), max(0, min(stop, size))
+    def _chunks_of_range(self, file: int, start: int, stop: int) -> range:
+        """Return the numbers of the chunks of a file that contain the bytes [start, stop)."""
+        stop = min(stop, int(self._sizes[file]))
+        return range(start // self.size, -(-stop // self.size)) if 0 <= start < stop else range(0)
 
-    def _read_claimed(self, shard: int, chunks: list[int], step: int) -> dict[int, bytes]:
-        """Return a dict from each of these chunks of a shard to its bytes, from cache or store.
+    def _read_chunks(
+        self, file: int, numbers: list[int], start: int, stop: int
+    ) -> dict[int, memoryview]:
+        """Return by chunk what these chunks of a file have of the bytes [start, stop).
 
-        This thread has claimed the chunks, so no other thread reads them now. Those that are not in
-        the cache are fetched from the store, consecutive ones by one request.
+        What is not in the cache is fetched from the store, consecutive chunks by one request.
         """
-        data: dict[int, bytes] = {}
-        for chunk in chunks:
-            cached = self._disk.get(*self._entry(chunk))
+        data: dict[int, memoryview] = {}
+        for number in numbers:
+            cached = self._disk.get(*self._entry(file, number))
             if cached is not None:
-                data[chunk] = cached
-                self._eviction.record_use(chunk, step)
-        missing = np.array([chunk for chunk in chunks if chunk not in data], np.int64)
-        gaps = np.flatnonzero(np.diff(missing) != 1) + 1
-        for consecutive in np.split(missing, gaps) if len(missing) else ():
-            data |= self._fetch_chunks(shard, consecutive.tolist(), step)
+                first = number * self.size  # the first byte of the chunk
+                data[number] = memoryview(cached)[max(0, start - first) : stop - first]
+        missing = [number for number in numbers if number not in data]
+        for _, pairs in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):
+            data |= self._fetch_chunks(file, [number for _, number in pairs], start, stop)
         return data
 
-    def _fetch_chunks(self, shard: int, chunks: list[int], step: int) -> dict[int, bytes]:
-        """Fetch consecutive chunks of a shard by one request, cache them, and return their bytes.
+    def _fetch_chunks(
+        self, file: int, numbers: list[int], start: int, stop: int
+    ) -> dict[int, memoryview]:
+        """Fetch consecutive chunks of a file by one request, and cache them.
 
-        Chunks are numbered over all shards. For example, shard 0 has the chunks 0 to 3, so that
-        shard 1 begins with chunk 4 (`_first_chunks[1]`). Its chunks 5 and 6 are the second and the
-        third of the shard: the bytes from `size` to 3 * `size`.
+        If the cache is full, only the bytes in [start, stop) are fetched, and nothing is cached.
+
+        Returns:
+            By chunk, its bytes in [start, stop).
         """
-        start = (chunks[0] - int(self._first_chunks[shard])) * self.size
-        start, stop = self._clipped(shard, start, start + len(chunks) * self.size)
-        fetched = self._fetch(shard, start, stop, step)
-        data: dict[int, bytes] = {}
-        for offset, chunk in zip(range(0, stop - start, self.size), chunks, strict=True):
-            name, length = self._entry(chunk)
-            data[chunk] = bytes(fetched[offset : offset + length])
-            if len(data[chunk]) == length:  # else the store returned too few bytes: do not cache
-                # The entries that `put` may evict. `_entry` returns (name, length) of a chunk.
-                victims = self._eviction.victims(chunk, step, lambda n: self._entry(n)[0])
-                if self._disk.put(name, data[chunk], victims):
-                    self._eviction.record_use(chunk, step)
+        is_full, size = self._disk.full, self.size
+        first, end = numbers[0] * size, min((numbers[-1] + 1) * size, int(self._sizes[file]))
+        if is_full:
+            first, end = max(first, start), min(end, stop)
+        fetched = self._fetch(file, first, end)
+        data: dict[int, memoryview] = {}
+        for number in numbers:
+            chunk_start = max(first, number * size)
+            chunk = fetched[chunk_start - first : (number + 1) * size - first]
+            name, length = self._entry(file, number)
+            if not is_full and len(chunk) == length:  # else the store returned too few bytes
+                self._disk.put(name, chunk)
+            data[number] = chunk[max(0, start - chunk_start) : stop - chunk_start]
         return data
 
-    def _entry(self, chunk: int) -> tuple[str, int]:
-        """Return the name of the cache entry of a chunk, and the length of the chunk in bytes.
+    def _entry(self, file: int, number: int) -> tuple[str, int]:
+        """Return the name of the cache entry of a chunk of a file, and the chunk's bytes.
 
-        `chunk` counts the chunks of all shards. The name is f"{digest}-{number}": the digest of the
-        shard, and the number of the chunk within the shard. All loose files have one digest, since
-        there may be too many for a digest of each: their chunks are numbered over all files.
+        The name is f"{digest}/{number}": the digest of the shard, and the number of the chunk in
+        it. All loose files have one digest, since there may be too many for a digest of each. The
+        name is f"{digest}/{file}-{number}" then.
         """
-        shard = int(np.searchsorted(self._first_chunks, chunk, side="right")) - 1
-        number_in_shard = chunk - int(self._first_chunks[shard])
-        # The last chunk of a shard may be shorter.
-        length = min(self.size, int(self._sizes[shard]) - number_in_shard * self.size)
-        if len(self._digests) == 1:  # a single shard, or loose files
-            return f"{self._digests[0]}-{chunk}", length
-        return f"{self._digests[shard]}-{number_in_shard}", length
+        length = min(self.size, int(self._sizes[file]) - number * self.size)  # the last is shorter
+        if self._is_loose:
+            return f"{self._digests[0]}/{file}-{number}", length
+        return f"{self._digests[file]}/{number}", length
 
 
 def _identify_shards(index: Index) -> list[str]:

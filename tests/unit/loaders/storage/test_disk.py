@@ -20,7 +20,7 @@ from support.shards import tfrecords
 from twinfeed.loaders import DiskCache, LoaderError, Reader, build_index, open_index
 from twinfeed.loaders.storage.disk import Disk
 
-NAME = f"{'a' * 24}-0"
+NAME = f"{'a' * 24}/0"
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_special_file_at_a_chunk_path_warns_and_is_refetched(
     tmp_path: Path, server: RangeServer, kind: str
 ) -> None:
     expected = read_all(tmp_path, server)
-    for chunk in list((tmp_path / "cache").glob("??/*.chunk")):
+    for chunk in list((tmp_path / "cache").glob("*/*.chunk")):
         chunk.unlink()
         if kind == "fifo":
             os.mkfifo(chunk)
@@ -66,7 +66,7 @@ def test_special_file_at_a_chunk_path_warns_and_is_refetched(
         assert server.sent == 0
 
 
-@pytest.mark.parametrize("name", ["used", "users", "CACHEDIR.TAG"])
+@pytest.mark.parametrize("name", ["used", "CACHEDIR.TAG"])
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 def test_special_file_at_a_cache_file_path_is_an_error(
     tmp_path: Path, name: str, kind: str
@@ -87,7 +87,7 @@ def test_special_file_at_a_cache_file_path_is_an_error(
 
 def test_folder_with_other_files_is_refused_as_cache(tmp_path: Path) -> None:
     """Also if a file of it has the name of an entry: entries are deleted by their names."""
-    mine = tmp_path / "aa" / f"{NAME}.chunk"
+    mine = tmp_path / f"{NAME}.chunk"
     mine.parent.mkdir()
     mine.write_text("mine")
     tmp_path.chmod(0o700)
@@ -100,26 +100,39 @@ def test_folder_with_other_files_is_refused_as_cache(tmp_path: Path) -> None:
 
 
 def test_damaged_byte_count_is_recomputed(tmp_path: Path) -> None:
-    disk = Disk(DiskCache(tmp_path / "cache", bytes=2 * 112))
-    for n, damaged in enumerate([b"", b"\xff" * 8, b"\0", b""]):
-        victims = (name for name, _ in disk.entries())
-        assert disk.put(f"{n:024x}-0", bytes(100), victims)
-        (tmp_path / "cache" / "used").write_bytes(damaged)
-        assert len(list(disk.entries())) == min(n + 1, 2)
+    """Too low a count would let the cache grow, and too high a count would leave it empty."""
+    folder = tmp_path / "cache"
+    damage = [b"", b"\xff" * 8, b"\0", (10**9).to_bytes(8, "little")]
+    for n, damaged in enumerate(damage):
+        disk = Disk(DiskCache(folder, bytes=2 * 112))
+        disk.put(f"{n:024x}/0", bytes(100))
+        (folder / "used").write_bytes(damaged)
+        assert len([*folder.glob("*/*.chunk")]) == min(n + 1, 2)
+    for file in folder.glob("*/*.chunk"):
+        file.unlink()
+    disk = Disk(DiskCache(folder, bytes=2 * 112))
+    disk.put(NAME, bytes(100))
+    assert disk.get(NAME, 100) == bytes(100)
 
 
 def test_unwritten_entry_takes_no_room(tmp_path: Path) -> None:
     """A folder is in the way; another process has written the entry; an entry is damaged."""
-    disk = Disk(DiskCache(tmp_path / "cache", bytes=2 * 112))
-    (tmp_path / "cache" / "aa").touch()
+    folder, other = tmp_path / "cache", f"{'b' * 24}/0"
+    disk = Disk(DiskCache(folder, bytes=2 * 112))
+    (folder / ("a" * 24)).touch()
     with pytest.warns(RuntimeWarning, match="not cached"):
-        assert not disk.put(NAME, bytes(100), iter(()))
-    (tmp_path / "cache" / "aa").unlink()
-    for name in (NAME, NAME, f"{'b' * 24}-0"):
-        assert disk.put(name, bytes(100), iter(()))
-    (tmp_path / "cache" / "aa" / f"{NAME}.chunk").write_bytes(bytes(112))  # damaged
-    assert disk.get(NAME, 100) is None
-    assert disk.put(NAME, bytes(100), iter(()))
+        disk.put(NAME, bytes(100))
+    (folder / ("a" * 24)).unlink()
+    for name in (NAME, NAME, other):
+        disk.put(name, bytes(100))
+        assert disk.get(name, 100) == bytes(100)
+    for damaged in (bytes(112), bytes(9), bytes(500)):
+        (folder / f"{NAME}.chunk").write_bytes(damaged)
+        assert disk.get(NAME, 100) is None
+        assert disk._load_used() >= 112
+        disk.put(NAME, bytes(100))
+        assert disk.get(NAME, 100) == bytes(100)
+    assert not disk.full
 
 
 WITHOUT_LOCKS = """
@@ -139,14 +152,10 @@ open_index(folder / "x.index")
 cache = DiskCache(folder / "cache", bytes=2 * 112)
 disk = Disk(cache)
 for n in range(4):
-    victims = (name for name, _ in disk.entries())
-    assert disk.put("%024x-0" % n, bytes([n]) * 100, victims)
-    assert disk.get("%024x-0" % n, 100) == bytes([n]) * 100
-assert len(list(disk.entries())) == 2
-other = folder / "cache" / "00" / ".000000000000000000000000-0.chunk-0123456789abcdef"
-other.write_text("another process writes this")
-assert len(list(Disk(cache).entries())) == 2
-assert other.exists()
+    disk.put("%024x/0" % n, bytes([n]) * 100)
+    assert disk.get("%024x/0" % n, 100) == (bytes([n]) * 100 if n < 2 else None)
+Disk(cache).put("%024x/0" % 9, bytes(100))
+assert len([*cache.path.glob("*/*.chunk")]) == 2
 """
 
 

@@ -16,7 +16,7 @@ SIZE = 10  # bytes of a range
 
 @pytest.fixture
 def buffer() -> RangeBuffer:
-    return RangeBuffer(lambda _file, start, stop, _step: memoryview(bytes(range(start, stop))), 0)
+    return RangeBuffer(lambda _file, start, stop: memoryview(bytes(range(start, stop))), 0)
 
 
 def fetch(buffer: RangeBuffer, *numbers: int, step: int = 0, block: int = NO_BLOCK) -> None:
@@ -91,7 +91,7 @@ def test_range_of_several_parts_is_one_buffer(network: Callable[..., None]) -> N
     network(part_bytes=4)
     failures = [OSError("once")]
 
-    def read(_file: int, start: int, stop: int, _step: int) -> memoryview:
+    def read(_file: int, start: int, stop: int) -> memoryview:
         if start == SIZE + 4 and failures:
             raise failures.pop()
         return memoryview(bytes(range(start, stop)))
