@@ -27,7 +27,7 @@ from twinfeed.loaders.feed.collate import (
 )
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.prefetch.schedule import of_all_ranks
 from twinfeed.loaders.reading.source import reader_of
 
 # How many steps are searched for a sample of another record than the first.
@@ -84,7 +84,7 @@ def probe_requests(feed: FeedConfig, size: int = 1) -> tuple[Request, Request]:
         problem = "a feed without records does not show the fields of a batch"
         raise LoaderError(problem, advice="give the feed spec=, and no batch_transform")
     # The sampler of the global batches, so that every rank tries the same samples.
-    sampler = Schedule(feed.sampler).all_ranks.sampler
+    sampler = of_all_ranks(feed.sampler)
     first = Request.plain(np.zeros(1, np.int64))  # record 0
     for step in range(min(len(sampler), _MAX_STEPS)):
         request = Request.of(sampler, 0, step)

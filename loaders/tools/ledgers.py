@@ -30,7 +30,7 @@ from twinfeed.loaders.loop.ledger import (
     sampler_of,
 )
 from twinfeed.loaders.loop.record_state import check_records, record_state
-from twinfeed.loaders.reading.prefetch.schedule import STEPS, Schedule
+from twinfeed.loaders.reading.prefetch.schedule import STEPS, Schedule, of_all_ranks
 from twinfeed.loaders.support.checks import check_bounds
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
@@ -353,7 +353,7 @@ def _sampler_of(
             batches, at `step` or before.
     """
     # The user's sampler may be sharded for a rank: take the one for the batches of all ranks.
-    sampler = Schedule(sampler_of(feed)).all_ranks.sampler
+    sampler = of_all_ranks(sampler_of(feed))
     epoch, next_step = divmod(step + 1, max(1, len(sampler)))
     state, index = steps.run["state"], steps.run["index"]
     # `position_of` checks whether the sampler could load a state: it raises StateMismatchError if

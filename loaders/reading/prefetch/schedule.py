@@ -15,10 +15,15 @@ from twinfeed.samplers.drawing.chunks import steps_per_draw
 STEPS = 32
 """The number of steps whose batches are drawn in one call: it costs hardly more than one step."""
 
-_MAX_IDS = (1 << 20) + (1 << 17)
-"""The number of ids that are cached at most: those that eviction from a disk cache looks ahead, and
-those of the steps just before.
-"""
+_MAX_IDS = 1 << 20
+"""The number of ids that are cached at most: those of the steps that are read ahead, and before."""
+
+
+def of_all_ranks(sampler: BatchStream, /) -> BatchStream:
+    """Return the sampler of the global batches, of which the batches of `sampler` are slices."""
+    stream = copy.copy(sampler)
+    stream.rank, stream.world_size = 0, 1
+    return stream
 
 
 class Schedule:
@@ -38,23 +43,11 @@ class Schedule:
         self._chunk_steps = min(STEPS, steps_per_draw(sampler.batch_size))
         self._chunks: dict[tuple[int, int], list[Int64s]] = {}  # by epoch and number of the chunk
         self._num_ids = 0  # of all cached chunks
-        self._all_ranks: Schedule | None = None
         self._lock = PerProcess(Lock)
 
     def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
         """Pickle without the cached batches."""
         return Schedule, (self.sampler,)
-
-    @property
-    def all_ranks(self) -> Schedule:
-        """The schedule of the global batches, of which this rank's batches are slices."""
-        if self.sampler.world_size == 1:
-            return self
-        if self._all_ranks is None:
-            stream = copy.copy(self.sampler)
-            stream.rank, stream.world_size = 0, 1
-            self._all_ranks = Schedule(stream)
-        return self._all_ranks
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
         """Return the batches of ids of the steps [start, stop) of an epoch, a list of int64[batch].
@@ -95,28 +88,14 @@ class Schedule:
         with self._lock():
             chunk = self._chunks.get((epoch, number))
             if chunk is None:
-                chunk = self._draw_chunk(epoch, number * self._chunk_steps)
-                self._chunks[epoch, number] = chunk
+                start = number * self._chunk_steps
+                stop = min(start + self._chunk_steps, len(self.sampler))
+                self._chunks[epoch, number] = chunk = self.sampler.batches(epoch, start, stop)
                 self._num_ids += sum(map(len, chunk))
                 while self._num_ids > _MAX_IDS and len(self._chunks) > 1:
                     oldest = self._chunks.pop(next(iter(self._chunks)))
                     self._num_ids -= sum(map(len, oldest))
         return chunk
-
-    def _draw_chunk(self, epoch: int, start: int) -> list[Int64s]:
-        """Draw the batches of this rank for a chunk of steps that begins at step `start`.
-
-        If `all_ranks` was requested before, as by the eviction from a disk cache that ranks share,
-        the global batches are drawn anyway. Then take this rank's slices of those, so that they are
-        drawn only once. For example, rank 1 of 2 takes [3, 4] of a global batch [1, 2, 3, 4].
-        """
-        stop = min(start + self._chunk_steps, len(self.sampler))
-        if self._all_ranks is None:
-            return self.sampler.batches(epoch, start, stop)
-        global_batches = self._all_ranks.batches(epoch, start, stop)
-        starts, stops = self.sampler.rank_slices(epoch, start, stop)
-        slices = map(slice, starts.tolist(), stops.tolist())
-        return [batch[rank_slice] for batch, rank_slice in zip(global_batches, slices, strict=True)]
 
 
 class Schedules(dict[tuple[int, int], Schedule]):

@@ -32,7 +32,7 @@ RECORDS, EPOCHS = 1500, 2
 @settings(max_examples=60)
 @given(data=st.data(), world=st.integers(1, 3))
 def test_schedule_batches_equal_sampler_batches(data: st.DataObject, world: int) -> None:
-    """In any order, of any rank, and also where the ranks' batches are cut from the whole."""
+    """In any order, of any rank."""
     _, make = data.draw(st.sampled_from(CASES))
     sampler = make()
     with suppress(ValueError):  # P x K, whose classes the ranks cannot share
@@ -45,8 +45,6 @@ def test_schedule_batches_equal_sampler_batches(data: st.DataObject, world: int)
         found = schedule.batches(epoch, start, stop)
         expected = sampler.batches(epoch, start, stop)
         assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
-        if data.draw(st.booleans()):
-            assert schedule.all_ranks.sampler.world_size == 1
     again = pickle.loads(pickle.dumps(schedule))
     assert [ids.tolist() for ids in again.batches(epoch, start, stop)] == [
         ids.tolist() for ids in expected
@@ -126,7 +124,6 @@ def test_each_id_is_drawn_once(
 def test_each_id_is_drawn_once_over_remote_shards(
     index: Index, tmp_path: Path, drawn_sizes: list[int], kind: str, cached: bool, world: int
 ) -> None:
-    """With a cache, all ranks are followed, whose batches this rank's are cut from."""
     fsspec.filesystem("memory").put(f"{index.path.parent}/", f"/{tmp_path.name}", recursive=True)
     cache = DiskCache(tmp_path / "cache", bytes=1 << 20) if cached else None
     there = open_index(index.path, root=f"memory://{tmp_path.name}", cache=cache)
@@ -135,9 +132,8 @@ def test_each_id_is_drawn_once_over_remote_shards(
     with NumpyLoader(feed.shard(0, world) if world > 1 else feed) as loader:
         drawn_sizes.clear()
         delivered = sum(passes(loader))
-    beyond = (4 if cached else 1) * len(sampler) * 16  # drawn beyond the end, not counted
-    most = (world if cached else 1) + 0.1
-    assert sum(drawn_sizes) <= most * delivered + beyond
+    beyond = len(sampler) * 16  # drawn beyond the end, not counted
+    assert sum(drawn_sizes) <= 1.1 * delivered + beyond
 
 
 @pytest.mark.frameworks
