@@ -36,7 +36,7 @@ class ExactOnceBatchSampler(BatchSampler):
             with -1, and loaders give a mask. The rows of padding are zeros, empty texts and lists,
             and in a field of bytes those of the first real record, which a parser accepts.
         records: the ids of some of the n records (int64, in any order), such as one part of
-            `split`: then only these come.
+            `split`, or a mask (bool[n]), such as `labels >= 0`: then only these come.
         seed: only for augmentation seeds.
 
     Five records, batches of four, two ranks::

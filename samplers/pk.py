@@ -64,8 +64,9 @@ class PKBatchSampler(BatchStream):
             fair within each.
         order_within: `"stored"` takes the records of a class in stored order, cyclically, for
             sources that are read from front to back.
-        records: ids of the records to draw from (int64, in any order), such as one part of `split`.
-            Labels are given for all records. The other records are never drawn.
+        records: ids of the records to draw from (int64, in any order), such as one part of `split`,
+            or a mask (bool[N]), such as `labels >= 0`. Labels are given for all records. The other
+            records are never drawn.
         exclude: `{training step: ids}`: records that are not drawn after this step, from the next
             time on that their class begins again with all of its records. The counts of the
             remaining records of the class then start again at 0.

@@ -226,7 +226,13 @@ def sorted_distinct(name: str, array: Int64s) -> Int64s:
 
 
 def sorted_record_ids(values: ArrayLike, num_records: int, name: str = "records") -> Int64s:
-    """Return record ids sorted; ValueError unless they are distinct and below `num_records`."""
+    """Return record ids sorted; ValueError unless they are distinct and below `num_records`.
+
+    A mask, bool[num_records], gives the ids of the records where it is True.
+    """
+    mask = unmasked(name, values)
+    if mask.dtype.kind == "b" and mask.shape == (num_records,):
+        return np.flatnonzero(mask)
     ids = sorted_distinct(name, integers(name, values, minimum=0))
     if len(ids) and ids[-1] >= num_records:
         raise ValueError(f"{name} must be below {num_records}, their number, got {ids[-1]}")

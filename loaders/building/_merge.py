@@ -9,20 +9,20 @@ table of labels and its keys are loaded as a whole.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.building._classes import (
+from twinfeed.loaders.building._part_stats import IndexStats
+from twinfeed.loaders.building._parts import RecordBatch, ShardPart, damaged_part, load_part
+from twinfeed.loaders.building.classes import (
+    Classes,
     assign_classes,
     integer_background,
     write_class_order,
 )
-from twinfeed.loaders.building._part_stats import IndexStats
-from twinfeed.loaders.building._parts import RecordBatch, ShardPart, damaged_part, load_part
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, integer_type, row_type
@@ -30,11 +30,11 @@ from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import explain_full_disk
 
 
-def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | None) -> None:
+def write_index(path: Path, stats: IndexStats, /, *, classes: Classes) -> None:
     """Merge the parts of all shards into an index, and write it to the folder `path`.
 
     A part is the file with the arrays of one scanned shard. `stats` has the totals over all parts,
-    and lists their files. `classes` are the class names that the user has listed, or None.
+    and lists their files. `classes` is the argument of `build_index`.
     """
     stats.check()
     with index_writer(path) as store:
@@ -124,9 +124,7 @@ class _IndexMerger:
     `class_names` the name of each class.
     """
 
-    def __init__(
-        self, store: IndexWriter, stats: IndexStats, classes: Sequence[str] | None
-    ) -> None:
+    def __init__(self, store: IndexWriter, stats: IndexStats, classes: Classes) -> None:
         self.store, self.stats, self.classes = store, stats, classes
         self.field_writers: dict[str, _ColumnWriter] = {}
         self.column_writers: dict[str, _ColumnWriter] = {}
@@ -144,7 +142,7 @@ class _IndexMerger:
         sizes = stats.string_sizes.items()
         self.string_writers = [_StringWriter(store, name, *size) for name, size in sizes]
         self.num_earlier_files = 0  # loose files of the parts that were added so far
-        self.class_names = list(classes or ())
+        self.class_names = list(() if classes in (None, "names") else classes)
         self.class_indices = np.zeros(0, np.int64)
         if stats.options.label_from:
             self.new_column("label", "<i8", 1)
@@ -167,7 +165,7 @@ class _IndexMerger:
         This is called when the labels of all parts, or of the table, are known. There are two kinds
         of indexes, whose distinct labels are for example:
 
-        - names, such as ["dog", "cat"]: they are numbered in sorted order, 1 and 0;
+        - texts, such as ["dog", "cat"] or ["7", "5"]: `assign_classes` decides;
         - integers, such as [7, 5]: they are the class indices already.
 
         The label None means all records without a label. They get the default label, which is
@@ -182,13 +180,8 @@ class _IndexMerger:
             indices = [integer_background(default) if label is None else label for label in labels]
             self.class_indices = np.array(indices, np.int64)
         else:
-            # Names in a field, a file or a table were read as text, where "17" is an integer. The
-            # name of a folder stays a name, though it may be "17".
             self.class_indices, self.class_names = assign_classes(
-                labels,
-                classes=self.classes,
-                background=default,
-                from_text=stats.options.label_from in ("field", "file", "table"),
+                labels, classes=self.classes, background=default, where=stats.place_of
             )
 
     def add(self, part: ShardPart) -> None:

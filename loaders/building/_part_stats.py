@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders.building._classes import Vocabulary
-from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_field_count
+from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_field_count, load_part
+from twinfeed.loaders.building.classes import Vocabulary
 from twinfeed.loaders.building.labels import (
     FromTable,
     check_one_kind,
@@ -205,6 +205,26 @@ class IndexStats:
                 raise label_field_error(next(iter(self.fields["label"].first_shards.values())))
         else:
             check_one_kind(self.first_labels)
+
+    def place_of(self, text: str) -> str:
+        """Return which record is the first with a label, for an error. The parts are read again."""
+        if self.table is not None:
+            key = next(key for key, label in self.table.labels.items() if label == text)
+            return f"the table, {key!r}"
+        for part in map(load_part, self.part_files):
+            if text not in part.label_names:
+                continue
+            number, start = part.label_names.index(text), 0
+            for batch in part.batches():
+                for position in np.flatnonzero(batch.arrays["names"] == number)[:1].tolist():
+                    arrays = batch.arrays
+                    if "keys-ends" in arrays:
+                        keys = StringColumn(arrays["keys-text"], arrays["keys-ends"])
+                        return f"{'file' if part.num_files else part.path}, key {keys[position]!r}"
+                    kept = " of those kept" if part.num_excluded + part.num_skipped else ""
+                    return f"{part.path}, record {start + position}{kept}"
+                start += batch.num_records
+        raise AssertionError(text)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of an index that have an item for each shard, in a dict by name.

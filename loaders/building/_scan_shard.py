@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders.building._classes import Vocabulary, integer_background
 from twinfeed.loaders.building._field_buffer import FieldBuffer
 from twinfeed.loaders.building._parts import (
     PartFile,
@@ -17,6 +16,7 @@ from twinfeed.loaders.building._parts import (
     check_field_count,
     new_part,
 )
+from twinfeed.loaders.building.classes import Vocabulary, integer_background
 from twinfeed.loaders.building.labels import (
     FromJson,
     check_one_kind,
@@ -285,12 +285,14 @@ class ShardScanner:
         source = self.label_source
         if source is None:
             return True
-        label = label_of(source, record, self.shard)
+        label = label_of(source, record, self.shard, self.part.path)
         if label is not None:
             self.check_label_kind(label, record)
         elif self.options.background is None:
             problem = f"a label: {label_source_text(source)} gives none"
             advice = _FIELD_ADVICE if isinstance(source, str | FromJson) else _LABEL_ADVICE
+            if isinstance(source, str) and not self.options.example:
+                advice = f"FromExample({source!r}) (--label-example) parses the record; {advice}"
             self.skip_or_raise(problem, record, advice)
             return False
         self.labels.append(label)

@@ -12,12 +12,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Unpack
 
-from twinfeed.loaders.building._classes import check_classes
 from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import ShardPart, load_part
 from twinfeed.loaders.building._scan_shard import build_part
 from twinfeed.loaders.building.bad_records import Exclude, exclude_records
+from twinfeed.loaders.building.classes import Classes, check_classes
 from twinfeed.loaders.building.labels import FromTable, LabelSource
 from twinfeed.loaders.building.plan import BuildPlan, Fields
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, job_states
@@ -48,7 +48,7 @@ def build_index(
     /,
     *,
     label: LabelSource | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Classes = None,
     fields: Fields | None = None,
     exclude: Exclude = (),
     root: PathLike | None = None,
@@ -68,11 +68,13 @@ def build_index(
             folder for each class; or a list of `Entry`.
         path: the folder of the index, or a URL of a folder in a store that can be written.
         label: a field (an Example's feature, a tar member such as "cls"), `FromJson`, `FromFolder`,
-            `FromFile`, `FromTable`, or a function. The function is given a record's dict (its
-            fields by name, `__key__`, `__shard__`, `__number__`) and returns an int, a str or None.
-            An empty label is an error, and so is a field called "label" that is not the label.
-        classes: the names of the labels, by their number. By default names are numbered in sorted
-            order, and text that is a whole number in every record counts as a number.
+            `FromFile`, `FromTable`, `FromExample`, or a function. The function is given a record's
+            dict (its fields by name, `__key__`, `__shard__`, `__number__`) and returns an int, a
+            str or None. An empty label is an error, and so is another field called "label".
+        classes: the names of the labels, by their number. By default text that is an integer in
+            every record is a number, wherever it was read, also as the name of a folder: "7", "7.0"
+            and "007". Other names are numbered in sorted order. If half of the different texts or
+            more are integers and one is not, it is an error. "names" takes every text as a name.
         fields: the fields to keep: a list, or a mapping to the names that a field may have in the
             records (`{"image": "jpg;jpeg;png"}`). By default all fields are kept.
         exclude: the bad records to leave out: (shard, number) pairs, or the list that `verify`
@@ -106,7 +108,7 @@ def build_index(
     index_folder = check_own_folder(output_path(out)) if isinstance(out, str) else None
     if isinstance(out, Location) and out.web:
         raise read_only_error(out)
-    check_classes(classes)
+    classes = check_classes(classes)
     reading = parse_reading_options(build_index, options)
     source = find_source(
         shards, index_folder, container=reading.container, root=root, complete=reading.complete

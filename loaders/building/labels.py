@@ -1,4 +1,4 @@
-"""Sources of labels: a field, a JSON key, the folder or file, a table, or a function."""
+"""Sources of labels: a field, a JSON key, a folder, a file, an Example, a table, or a function."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
-from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.formats.example import decode_list, locate
 from twinfeed.loaders.formats.records import Range, Record, Sample
-from twinfeed.loaders.index.options import Label, is_label
+from twinfeed.loaders.index.options import Label, as_label
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.csv_rows import csv_rows
+from twinfeed.samplers import validate
 
 LabelFunction = Callable[[Sample], Label | None]
 
@@ -35,8 +36,7 @@ _FIX_FUNCTION_ADVICE = "correct the function, or let it return None for a record
 class FromJson:
     """Take the label from a key of a JSON field; dots lead into nested objects.
 
-    Without a key, the whole field is the label. A number then stays a number, even if `classes` has
-    a name with the same digits.
+    Without a key, the whole field is the label.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import build_index, pack
@@ -52,8 +52,38 @@ class FromJson:
 
 
 @dataclass(frozen=True)
+class FromExample:
+    """Take the label from a feature of a `tf.train.Example` that is read as raw bytes, whole.
+
+    This is for `example=False` (`--raw`), where an index has one field "data", which a parse
+    function of your own gets. The feature holds an integer, or a text.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import build_index, pack
+    >>> out = mkdtemp()
+    >>> _ = pack([{"image": b"...", "target": 7}], out)
+    >>> label = FromExample("target")
+    >>> index = build_index(f"{out}/*.tfrecord", f"{out}/x.index", label=label, example=False)
+    >>> index.labels, list(index.fields)
+    (array([7]), ['data'])
+    """
+
+    feature: str
+
+
+@dataclass(frozen=True)
 class FromFolder:
-    """Take the label from the folder of the file, of a tar sample's key or of a TFRecord shard.
+    """Take the label from a folder of the path below the root: the first, or that at `level`.
+
+    The path is a tar sample's key, a loose file's path or a TFRecord shard's. `level` counts the
+    folders of the path from 0; -1 is the innermost. The root is `root=`, by default the folder that
+    holds the index; of a folder of images this folder; of compressed shards the folder that holds
+    their folders. In a tar every key begins at the root.
+    Of cats/kittens/1.png, `FromFolder()` gives cats, and `FromFolder(level=-1)` kittens. A path
+    with no such folder has no label.
+
+    Raises:
+        TypeError: `level` is not an integer.
 
     >>> from pathlib import Path
     >>> from tempfile import mkdtemp
@@ -64,15 +94,18 @@ class FromFolder:
     ('cat',)
     """
 
+    level: int = 0
+
+    def __post_init__(self) -> None:
+        validate.as_int("level", self.level)
+
 
 @dataclass(frozen=True)
 class FromFile:
     r"""Take the label from the name of a loose file, or of a TFRecord or tar shard: a class file.
 
     `pattern` is a regular expression with one group, which is searched for anywhere in the name.
-    What the group matches is the label. If all labels are integers, `build_index` converts them:
-    "17" is an integer, but "017" is not, and `class_0*(\d+)` matches it without the zero. `pack`
-    does not convert labels. A file whose name does not match has no label.
+    What the group matches is the label. A file whose name does not match has no label.
 
     Raises:
         ValueError: not a regular expression, or one that does not have exactly one group.
@@ -134,7 +167,7 @@ class FromTable:
         record_keys = set(keys)
         unknown = [] if partial else [key for key in keys if key not in self.labels]
         unused = [key for key in self.labels if key not in record_keys]
-        bad_labels = [(key, label) for key, label in self.labels.items() if not is_label(label)]
+        bad_labels = [(key, label) for key, label in self.labels.items() if as_label(label) is None]
         mismatches: dict[str, list[Any]] = {
             "keys occur in several records": _duplicates(keys),
             "records are not in the table": unknown,
@@ -162,28 +195,32 @@ class FromTable:
         for key, label in self.labels.items():
             first_of_kind.setdefault(label_kind(label), f"the table, {key!r}: {label!r}")
         check_one_kind(first_of_kind)
-        return [self.labels.get(key) for key in keys]
+        return [as_label(self.labels.get(key)) for key in keys]
 
 
-RecordLabel = str | FromJson | FromFolder | FromFile | LabelFunction
+RecordLabel = str | FromJson | FromExample | FromFolder | FromFile | LabelFunction
 LabelSource = RecordLabel | FromTable
 
 
-def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
+def label_of(source: RecordLabel, record: Record, shard: str, below: str) -> Label | None:
     """Return the label of a record, an int or a str; None if it has no label.
+
+    `shard` is the path of the shard, and `below` its path below the root.
 
     Raises:
         DataCorruptionError: a value that is not a label.
         DecodeError: a function fails, or returns something that is not a label.
     """
     if isinstance(source, str):
-        value = _field_value(source, record)
+        value = _field_value(record.fields.get(source))
     elif isinstance(source, FromJson):
         value = _json_value(source, record, shard)
+    elif isinstance(source, FromExample):
+        value = _example_value(source, record, shard)
     elif isinstance(source, FromFolder):
-        # A record of loose files has the label already, from its folder. In a tar, the folder is
-        # part of the record's key. A TFRecord has no key, so the shard's folder is the label.
-        value = record.label or PurePosixPath(record.key or shard).parent.name or None
+        # An `Entry` may have a label of its own. A TFRecord usually has no key, but a shard.
+        own = record.label if source.level == 0 else None
+        value = own or _folder(record.key or below, source.level)
     elif isinstance(source, FromFile):
         file = record.paths[0] if record.paths else shard
         match = re.search(source.pattern, PurePosixPath(file).name)
@@ -192,7 +229,8 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
         value = _call_function(source, record, shard)
     if value is None:
         return None
-    if not is_label(value):
+    label = as_label(value)
+    if label is None:
         error_class = DecodeError if callable(source) else DataCorruptionError
         advice = _FIX_FUNCTION_ADVICE if callable(source) else _FIX_RECORD_ADVICE
         if isinstance(source, str | FromJson) and isinstance(value, dict):
@@ -205,7 +243,7 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
             found=reprlib.repr(value),
             advice=advice,
         )
-    return str(value) if isinstance(value, str) else int(value)
+    return label
 
 
 def key_of(name: str, record: Record, shard: str, /) -> str:
@@ -236,8 +274,12 @@ def label_source_text(source: RecordLabel, /) -> str:
         return f"label={source!r} (--label-json {shlex.quote(path)})"
     if isinstance(source, FromFile):
         return f"label={source!r} (--label-file {shlex.quote(source.pattern)})"
+    if isinstance(source, FromExample):
+        return f"label={source!r} (--label-example {shlex.quote(source.feature)})"
     if isinstance(source, FromFolder):
-        return "the folder's name"
+        return (
+            f"label={source!r} (--label-folder{f'-level {source.level}' if source.level else ''})"
+        )
     return f"label={source!r}" if isinstance(source, str) else "the function of label="
 
 
@@ -282,13 +324,12 @@ def location_of(record: Record, shard: str, field: Range | None = None) -> dict[
     return {"path": path, "offset": offset, "record": record.number, "key": record.key}
 
 
-def _field_value(name: str, record: Record) -> Any:
+def _field_value(field: Range | None) -> Any:
     """Return the value of a field that gives the label, or None if the record lacks the field.
 
-    Bytes are text, without the space around it. An int64 list of one value is an integer. A JSON
-    object becomes a dict and other lists stay lists: the caller refuses them as labels.
+    Bytes are text, without the space around it. A list of one number is this number. A JSON object
+    becomes a dict and other lists stay lists: the caller refuses them as labels.
     """
-    field = record.fields.get(name)
     if field is None:
         return None
     if field.kind == "bytes":
@@ -298,7 +339,26 @@ def _field_value(name: str, record: Record) -> Any:
                 return json.loads(text)
         return text
     values = decode_list(field.kind, field.data)
-    return values[0] if field.kind == "int64_list" and len(values) == 1 else values
+    return values[0] if field.kind != "bytes_list" and len(values) == 1 else values
+
+
+def _folder(path: str, level: int) -> str | None:
+    """Return the name of a folder of a path; None if there is no folder at this level."""
+    folders = [name for name in PurePosixPath(path).parent.parts if name != "/"]
+    return folders[level] if -len(folders) <= level < len(folders) else None
+
+
+def _example_value(source: FromExample, record: Record, shard: str) -> Any:
+    """Return the value of a feature of a whole Example, or None if it lacks the feature."""
+    field = record.fields.get("data")
+    if field is None or field.kind != "bytes":
+        problem = "the field 'data' of FromExample"
+        raise missing_error(problem, record, shard, "read the records with example=False (--raw)")
+    try:
+        return _field_value(locate(field.data).get(source.feature))
+    except DataCorruptionError as error:
+        where = location_of(record, shard, field)
+        raise DataCorruptionError(error.problem, **where, advice=_FIX_RECORD_ADVICE) from None
 
 
 def _json_value(source: FromJson, record: Record, shard: str) -> Any:

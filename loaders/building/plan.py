@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from twinfeed.loaders.building.labels import (
+    FromExample,
     FromFile,
     FromFolder,
     FromJson,
@@ -128,14 +129,16 @@ def _label_source_of(label: LabelSource | None) -> tuple[LabelFrom | None, str |
     """Return the kind of a source of labels and its name, as the manifest of an index has them.
 
     For example, `label="cls"` gives ("field", "cls"), and `FromJson("json", "class")` gives
-    ("json", "json:class"). The other kinds are "folder", "file", "table" and "function".
+    ("json", "json:class"). The other kinds are "example", "folder", "file", "table", "function".
     """
     if label is None or isinstance(label, str):
         return (None if label is None else "field"), label
     if isinstance(label, FromJson):
         return "json", f"{label.field}:{label.key}" if label.key else label.field
     if isinstance(label, FromFolder):
-        return "folder", None
+        return "folder", str(label.level) if label.level else None
+    if isinstance(label, FromExample):
+        return "example", label.feature
     if isinstance(label, FromFile):
         return "file", label.pattern
     if isinstance(label, FromTable):
@@ -143,8 +146,8 @@ def _label_source_of(label: LabelSource | None) -> tuple[LabelFrom | None, str |
     if callable(label) and not isinstance(label, type):
         return "function", None
     raise TypeError(
-        "label must be a field's name, FromJson(...), FromFolder(), FromFile(...), FromTable(...) "
-        f"or a function, got {label!r}"
+        "label must be a field's name, FromJson(...), FromFolder(), FromFile(...), FromTable(...), "
+        f"FromExample(...) or a function, got {label!r}"
     )
 
 

@@ -125,7 +125,7 @@ def run_index(options: argparse.Namespace) -> None:
             _unwrap_single(options.shards),
             options.out,
             label=options.label if table is None else FromTable(table),
-            classes=_class_names(options.classes),
+            classes="names" if options.label_names else _class_names(options.classes),
             fields=_unique_names("--field", options.field),
             **_reading_options(options),
             exclude=options.exclude,

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from textwrap import fill
 from typing import Any, get_args
 
-from twinfeed.loaders.building.labels import FromFile, FromFolder, FromJson
+from twinfeed.loaders.building.labels import FromExample, FromFile, FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._feeds import DEFAULT_K
 from twinfeed.loaders.command_line._printing import error_line, print_lines, show_warning
@@ -210,8 +210,13 @@ def _add_label_options(parser: argparse.ArgumentParser) -> Callable[..., None]:
     add("--label-json FIELD[:KEY]", json_help, dest="label")
     file_help = r"the label is the group of a regular expression in a file's name: 'class_(\d+)'"
     add("--label-file REGEX", file_help, dest="label")
-    folder_help = "the label is the folder of a shard, or in a tar sample's key; default for images"
+    folder_help = "the label is the first folder below the root, of a tar sample's key, a shard or "
+    folder_help += "an image; default for images"
     add("--label-folder", folder_help, dest="label", action="store_const", const=FromFolder())
+    level_help = "the same of another folder: 1 is the second, -1 the innermost"
+    add("--label-folder-level LEVEL", level_help, dest="label")
+    example_help = "the feature of an Example that --raw reads whole"
+    add("--label-example FEATURE", example_help, dest="label", type=FromExample)
     return add
 
 
@@ -230,9 +235,17 @@ def _add_index_parser(commands: Any) -> None:
     add("shards", "paths, globs, braces, URLs; or a folder of images", nargs="+")
     add("--out FOLDER", "the folder to create, or the index to replace", required=True)
     add_label_option = _add_label_options(parser)
-    add_label_option("--label-table FILE", "a CSV or TSV file of keys and labels")
+    table_help = (
+        "a CSV or TSV file with a header that names the columns key and label (or with two "
+    )
+    table_help += "columns and no header); a key is a tar sample's, an image's path without its "
+    table_help += "extension, or the feature of --key"
+    add_label_option("--label-table FILE", table_help)
+    add_classes = partial(_add, parser.add_mutually_exclusive_group())
     classes_help = "the class names, one per line, in order; or an index with these class names"
-    add("--classes FILE", classes_help)
+    add_classes("--classes FILE", classes_help)
+    names_help = "take every label that is text as the name of a class, also where it is an integer"
+    add_classes("--label-names", names_help)
     add("--background LABEL", "the label of records without a label")
     add("--field NAME[=A;B]...", "keep this field (default: all), under any of these names")
     add("--key FEATURE", "the feature that holds a TFRecord's key")
@@ -509,6 +522,7 @@ def _with_message(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 _TYPES: dict[str, Callable[[str], Any]] = {
     "BYTES": _with_message(checks.bytes_of),
     "FIELD[:KEY]": _parse_json_label,
+    "LEVEL": lambda text: FromFolder(int(text)),
     "N": int,
     "REGEX": _with_message(FromFile),
     "NAME=SIZE": _parse_split,

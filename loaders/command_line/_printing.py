@@ -10,6 +10,7 @@ from twinfeed.loaders.errors import printable
 from twinfeed.loaders.index.options import IndexOptions, Reading
 
 _LABEL_OPTIONS: dict[str | None, tuple[str, ...]] = {
+    "example": ("--label-example",),
     "field": ("--label",),
     "file": ("--label-file",),
     "folder": ("--label-folder",),
@@ -47,7 +48,10 @@ def options_built_with(options: IndexOptions, index: str, /) -> str:
         arguments += ["--field", name if name == aliases else f"{name}={aliases}"]
     for name in options.lists:
         arguments += ["--list", name]
-    arguments += _LABEL_OPTIONS.get(options.label_from, ())
+    is_deeper = options.label_from == "folder" and options.label is not None
+    arguments += (
+        ["--label-folder-level"] if is_deeper else _LABEL_OPTIONS.get(options.label_from, ())
+    )
     arguments += [] if options.label is None else [options.label]
     arguments += ["--classes", index] if options.classes_given else []
     arguments += ["--root", options.root] if options.root else []

@@ -365,7 +365,8 @@ class Index:
                 "the index has no labels",
                 path=self.where,
                 advice=f"build it with label=, of the fields {list(self.fields)} or another "
-                "source; images get their labels from a folder for each class",
+                "source: FromFile(r'class_(\\d+)') takes the label from the name of a class file; "
+                "images get their labels from a folder for each class",
             )
         return self.columns["label"]
 

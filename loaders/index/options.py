@@ -16,7 +16,7 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import validate
 
 Missing = Literal["error", "skip", "empty"]
-LabelFrom = Literal["field", "file", "folder", "function", "json", "table"]
+LabelFrom = Literal["example", "field", "file", "folder", "function", "json", "table"]
 
 
 class ReadingOptions(TypedDict, total=False):
@@ -164,3 +164,15 @@ def is_label(value: object, /) -> bool:
             return False
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     return is_int and -(2**63) <= value < 2**63  # type: ignore[operator]
+
+
+def as_label(value: object, /) -> Label | None:
+    """Return a value as a label: a str, or an integer, also of a float; None for any other value.
+
+    A float counts if it is an integer, and small enough that no other integer rounds to it.
+    """
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        value = int(value) if abs(value) < 2 / np.finfo(type(value)).eps else None
+    if not is_label(value):
+        return None
+    return str(value) if isinstance(value, str) else int(value)  # type: ignore[call-overload]

@@ -36,7 +36,7 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.sniff import COMPRESSED, compression, compression_advice, is_tar
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.storage.url import parse_location
+from twinfeed.loaders.storage.url import is_url, parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
 from twinfeed.samplers.validate import counted
@@ -56,7 +56,7 @@ class CompressedShards:
     Args:
         shards: TFRecord or tar shards, named by a path, a pattern or a list.
         label: the label of a record, as for `build_index`: the name of a field, `FromJson`,
-            `FromFolder`, `FromFile` or a function. It is packed as the field "label".
+            `FromFolder`, `FromFile`, `FromExample` or a function. It is packed as "label".
         key: the feature that holds the key of a TFRecord. It is packed as the key.
         example: False packs the records of a TFRecord as raw bytes, in one field "data".
 
@@ -100,14 +100,14 @@ def decompressed_samples(shards: CompressedShards, temporary: Path, /) -> Iterat
     """
     folder = temporary / "decompressed"
     folder.mkdir()
-    for path in shards.paths:
+    for path, below in zip(shards.paths, _below_root(shards.paths), strict=True):
         out = folder / os.path.basename(path)  # warnings show this name
         is_empty = True
         with local_copy(parse_location(path)) as (local_path, _):
             decompressed = _decompress(local_path, path, out)
             try:
                 for record in _scan(decompressed, shards.reading):
-                    yield _as_sample(record, shards, path)
+                    yield _as_sample(record, shards, path, below)
                     is_empty = False
             except DataCorruptionError as error:
                 # Name the user's shard. Offsets may count in the decompressed file.
@@ -117,6 +117,14 @@ def decompressed_samples(shards: CompressedShards, temporary: Path, /) -> Iterat
                 out.unlink(missing_ok=True)
         if is_empty:
             warnings.warn(f"{path} has no records", ShardWarning, stacklevel=2)
+
+
+def _below_root(paths: Sequence[str]) -> list[str]:
+    """Return the path of each shard below the folder that holds the folders of all shards."""
+    full = [f"/{path}" if is_url(path) else os.path.abspath(path) for path in paths]
+    folders = {os.path.dirname(path) for path in full}
+    root = os.path.commonpath(folders) if len(folders) > 1 else os.path.dirname(*folders)
+    return [os.path.relpath(path, root) for path in full]
 
 
 def _decompress(path: str, name: str, out: Path) -> str:
@@ -201,7 +209,7 @@ def _scan(path: str, reading: Reading) -> Iterator[Record]:
     return tfrecord.scan(path, example=reading.example)
 
 
-def _as_sample(record: Record, shards: CompressedShards, path: str) -> dict[str, Any]:
+def _as_sample(record: Record, shards: CompressedShards, path: str, below: str) -> dict[str, Any]:
     """Return a record of a compressed shard as a sample to pack: its fields, key and label.
 
     For a record with the fields image=b"…", id=b"7" and cls=[3], of which `id` is the key and `cls`
@@ -233,7 +241,7 @@ def _as_sample(record: Record, shards: CompressedShards, path: str) -> dict[str,
             sample.pop(label.field, None)
         if "label" in sample:  # another field would get the same name
             raise label_field_error(path)
-        sample["label"] = label_of(label, record, path)
+        sample["label"] = label_of(label, record, path, below)
         if sample["label"] is None:
             problem = f"a label: {label_source_text(label)} gives none"
             raise missing_error(problem, record, path, _MISSING_LABEL_ADVICE)

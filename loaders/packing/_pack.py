@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from twinfeed.loaders.building.build import build_index
+from twinfeed.loaders.building.classes import Classes, assign_classes
 from twinfeed.loaders.building.labels import FromJson, LabelSource
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index import Index, open_index
@@ -90,8 +91,9 @@ def pack(
         source: an `ImageFolder`, `LooseFiles`, an `Index`, `CompressedShards`, an iterable of
             dicts, or the path of an image folder, of an index or of compressed shards. A dict has
             bytes, str, numbers or arrays by field name, `__key__` (a str) for the key, and `label`
-            (an int or a str) for the class. The fields and columns of an index are packed as they
-            are, whatever the index was made of.
+            (an int or a str) for the class. A str is a number if every label is an integer, as in
+            `build_index`. The fields, columns and class names of an index are packed as they are,
+            whatever the index was made of.
         out: the folder of the shards (`train-00000-of-00010.tfrecord`) and of the indexes
             (`train.index`).
         container: "tfrecord", or "tar" (webdataset).
@@ -141,7 +143,7 @@ def pack(
         max_bytes = shard_bytes if source_bytes(samples) is None else math.inf
         for packed in splits:
             write_shards(packed, kinds, max_bytes, shard_records, progress=progress)
-        classes = _class_names(samples, splits)
+        classes = _class_names(records, splits)
         for packed in splits:
             _build_index(packed, classes, progress)
             _warn_of_missing_fields(packed)
@@ -199,7 +201,7 @@ def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -
     spool_folder.mkdir()
     spooled = PackedSplit(spool_folder, "tfrecord", "data", samples=enumerate(source))
     write_shards(spooled, kinds=FieldKinds())
-    _build_index(spooled, tuple(sorted(spooled.class_names)), progress=False)
+    _build_index(spooled, "names", progress=False)
     return open_index(spool_folder / "data.index")
 
 
@@ -245,16 +247,19 @@ def _make_splits(
     return splits
 
 
-def _class_names(source: object, splits: Iterable[PackedSplit]) -> tuple[str, ...]:
-    """Return the class names of all splits, in the order of their class indices.
+def _class_names(source: object, splits: Iterable[PackedSplit]) -> Classes:
+    """Return the class names of all splits, by class index; none if all labels are integers.
 
-    An index or loose files have an order of classes already. Otherwise the names are sorted.
+    An index has an order of classes already.
     """
-    names = source.classes if isinstance(source, (Index, LooseFiles)) else ()
-    return tuple(names) or tuple(sorted(set().union(*(packed.class_names for packed in splits))))
+    if isinstance(source, Index):
+        return source.classes
+    names = {name: number for packed in splits for name, number in packed.class_names.items()}
+    where = {name: f"record {number}" for name, number in names.items()}.__getitem__
+    return assign_classes(list(names), classes=None, background=None, where=where)[1]
 
 
-def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) -> None:
+def _build_index(packed: PackedSplit, classes: Classes, progress: bool) -> None:
     """Give the shards of a split their final names, as their number is known now, and index them.
 
     The options of the index follow from how the shards were written. In a TFRecord, the key is the

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.index.options import Label, is_label
+from twinfeed.loaders.index.options import Label, as_label
 from twinfeed.loaders.support import checks
 
 
@@ -100,11 +100,16 @@ def _check_label(value: Any) -> Label:
             )
         if stripped:  # a blank name is refused below
             return name
-    elif not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
-        with suppress(TypeError):  # an array of several numbers
-            number = operator.index(value)
-            if is_label(number):
-                return number
+    else:
+        with suppress(TypeError):  # no integer, or an array of several numbers
+            is_bool = isinstance(value, (bool, np.bool_))
+            value = (
+                value
+                if is_bool or isinstance(value, (float, np.floating))
+                else operator.index(value)
+            )
+        if (label := as_label(value)) is not None:
+            return label
     raise TypeError(
         f"label must be a name or an integer that fits int64, got {reprlib.repr(value)}: "
         "if it is not a class, give the field another name, in an index by fields= or --field"

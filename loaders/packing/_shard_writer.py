@@ -48,7 +48,7 @@ class PackedSplit:
     - `num_samples` is the number of all samples, if it is known, and `num_records` the number of
       those that were written.
     - `num_keys` and `field_counts` say how many of these have a key, and each field.
-    - `class_names` are the labels that are names.
+    - `class_names` has the labels that are text, with the number of the first record of each.
     - `member_suffixes` has for each field the suffixes of its members in a tar, such as "jpg" and
       "png", as the keys of a dict, which keeps their order.
     """
@@ -62,7 +62,7 @@ class PackedSplit:
     shard_files: list[Path] = field(default_factory=list)
     num_records: int = 0
     num_keys: int = 0
-    class_names: set[str] = field(default_factory=set)
+    class_names: dict[str, int] = field(default_factory=dict)
     member_suffixes: dict[str, dict[str, None]] = field(default_factory=dict)
     field_counts: Counter[str] = field(default_factory=Counter)
 
@@ -72,13 +72,13 @@ class PackedSplit:
         missing = {name: self.num_records - count for name, count in self.field_counts.items()}
         return {name: count for name, count in missing.items() if count}
 
-    def add(self, key: str | None, values: dict[str, Any]) -> None:
-        """Add a sample that was written, its key and its fields, to the statistics."""
+    def add(self, number: int, key: str | None, values: dict[str, Any]) -> None:
+        """Add a sample that was written, its number, key and fields, to the statistics."""
         self.num_records += 1
         self.num_keys += key is not None
         self.field_counts.update(values.keys())
         if isinstance(label := values.get("label"), str):
-            self.class_names.add(label)
+            self.class_names.setdefault(label, number)
 
 
 def write_shards(
@@ -119,7 +119,7 @@ def write_shards(
                     else:
                         writer.write(_example(key, values))
                     _check_kinds(values, number, kinds, packed.container)
-                    packed.add(key, values)
+                    packed.add(number, key, values)
                 is_full = shard_records == max_records or writer.offset >= max_bytes
                 if is_full or packed.num_records in packed.shard_stops:
                     break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from support.shards import tars, write_tar, write_tfrecord
 
 from twinfeed.loaders import (
+    CompressedShards,
     DataCorruptionError,
+    FromExample,
     FromFile,
     FromFolder,
     FromJson,
@@ -19,10 +22,12 @@ from twinfeed.loaders import (
     Reader,
     ShardWarning,
     build_index,
+    pack,
     verify,
 )
 from twinfeed.loaders.building import _merge
 from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def test_labels_come_from_folders_in_tar_keys(tmp_path: Path) -> None:
 
 FILES = {
     ("class_2.tar", "class_10.tar"): (r"class_(\d+)", (), [10, 2]),
-    ("class_02.tar", "class_10.tar"): (r"class_(\d+)", ("02", "10"), [0, 1]),
+    ("class_02.tar", "class_10.tar"): (r"class_(\d+)", (), [2, 10]),
     ("n01_7.tfrecord", "n02_1.tfrecord", "n01_8.tfrecord"): (
         r"^(n\d+)_",
         ("n01", "n02"),
@@ -163,12 +168,6 @@ def test_labels_are_positions_in_given_classes(tmp_path: Path) -> None:
     assert index.labels.tolist() == [0, 2]
 
 
-def test_zero_padded_class_names_stay_names(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", [("a", {"cls": b"0002"}), ("b", {"cls": b"0010"})])
-    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls")
-    assert index.classes == ("0002", "0010")
-
-
 def test_class_numbers_are_looked_up_once_for_all_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +218,7 @@ def cls_tar(path: Path, *texts: str | None) -> Path:
     [
         (["3", None, "5"], -1, [3, -1, 5], ()),
         (["3", None, "5"], "-1", [3, -1, 5], ()),
-        (["3", None, "5"], "none", [0, 2, 1], ("3", "5", "none")),
+        (["3", None, "5"], "none", None, "background='none'"),
         (["b", None, "a"], "none", [1, 2, 0], ("a", "b", "none")),
         (["b", None, "a"], "a", [1, 0, 0], ("a", "b")),
         ([None, None, "5"], -1, [-1, -1, 5], ()),
@@ -241,14 +240,11 @@ def test_background_takes_the_kind_of_the_labels(
         options["label"] = FromTable(tmp_path / "t.csv")
     if way == "function":
         options["label"] = lambda sample: sample["cls"].decode() if "cls" in sample else None
-    if way == "function" and isinstance(background, int) and any(texts):
-        with pytest.raises(ValueError, match=r"background=-1 is an integer, and labels are names"):
+    if labels is None:
+        with pytest.raises(ValueError, match=f"2 of 3 labels are integers, .* not: {classes}"):
             build_index(shards, tmp_path / "x.index", **options)
         return
     index = build_index(shards, tmp_path / "x.index", **options)
-    if way == "function" and background == "-1":
-        assert index.classes == ("-1", "3", "5")
-        return
     assert index.columns["label"].tolist() == labels
     assert index.classes == classes
 
@@ -283,3 +279,201 @@ def test_label_table_may_be_a_spreadsheet_export(tmp_path: Path) -> None:
     assert FromTable(file).labels == {"a": "cat"}
     file.write_text("\ufeffa,cat\r\n", encoding="utf-8")
     assert FromTable(file).labels == {"a": "cat"}
+
+
+def from_origin(origin: str, root: Path, texts: tuple[str, ...], **options: Any) -> Any:
+    """An index of a record for each text, which is its label and comes from this origin."""
+    root.mkdir()
+    shard, out = root / "x.tar", root / "x.index"
+    if origin.startswith("pack"):
+        samples = [{"txt": b"a", "label": text} for text in texts]
+        split: Any = {"seed": 0, "split": {"data": 1.0}} if "split" in origin else {}
+        container: Any = origin.split()[1]
+        return pack(samples, root / "out", container=container, **split)["data"]
+    if origin == "folder":
+        for n, text in enumerate(texts):
+            file = root / "images" / text / f"{n:03}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"image")
+        return build_index(root / "images", out, **options)
+    if origin in ("tfrecord", "example"):
+        shard = write_tfrecord(root / "x.tfrecord", [{"target": text} for text in texts])
+        label: Any = "target" if origin == "tfrecord" else FromExample("target")
+        return build_index(shard, out, label=label, example=origin == "tfrecord", **options)
+    members = [{"cls": t.encode(), "json": json.dumps({"id": t}).encode()} for t in texts]
+    write_tar(shard, [(f"{n:03}", parts) for n, parts in enumerate(members)])
+    rows = ["key,label", *(f'{n:03},"{text}"' for n, text in enumerate(texts))]
+    (root / "t.csv").write_text("\n".join(rows))
+    sources = {"member": "cls", "json": FromJson("json", "id"), "csv": FromTable(root / "t.csv")}
+    label = sources.get(origin, lambda sample: sample["cls"].decode())
+    return build_index(shard, out, label=label, **options)
+
+
+ORIGINS = ["member", "tfrecord", "example", "csv", "json", "folder", "function"]
+ORIGINS += ["pack tar", "pack tfrecord", "pack tar split"]
+RULE: list[tuple[tuple[str, ...], Any, Any]] = [  # texts, classes=, and the sorted labels or error
+    (("2", "10", "-1", "10"), None, [-1, 2, 10, 10]),
+    (("0.0", "11.0", "2."), None, [0, 2, 11]),
+    (("7", "7.0", "8"), None, [7, 7, 8]),
+    (("007", "010"), None, [7, 10]),
+    (("7", "8", "007"), None, "two labels are one integer: .*'0*7'; .*'0*7'\n"),
+    (("7", "8", "07.0"), None, "two labels are one integer: .*'7'; .*'07.0'|'07.0'; .*'7'"),
+    (("1", "2", "unknown"), None, "2 of 3 labels are integers, .*'unknown'\n.*classes='names'"),
+    (("1", "2", "3,"), None, "2 of 3 labels are integers, and this is not: .*'3,'"),
+    (("1", "\ufeff2", "3"), None, "2 of 3 labels are integers, and this is not: .*ufeff2'"),
+    (("1", str(2**63)), None, f"1 of 2 labels are integers, .*'{2**63}'"),
+    (("1", "9007199254740994.0"), None, "1 of 2 labels are integers, .*'9007199254740994.0'"),
+    (("a", "b", "7"), None, ("7", "a", "b")),
+    (("2", "10", "007", "7"), "names", ("007", "10", "2", "7")),
+    (("1", "2", "x"), "names", ("1", "2", "x")),
+    (("1", "2"), (), [1, 2]),
+    (("a", "1", "b"), (), "not among the 0 names of classes= .*'a'"),
+    (("0", "1", "2"), ("ant", "bee", "cat"), [0, 1, 2]),
+    (("0", "1", "1.0"), ("1", "0"), "not among the 2 names of classes= .*'1.0'"),
+    (("ant", "1", "bat"), ("ant", "bee"), "not among .*'bat'"),
+]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_text_is_a_number_or_a_name_by_one_rule(tmp_path: Path, origin: str) -> None:
+    """All integers are numbers, most of them an error with the culprit; few or none are names."""
+    for number, (texts, classes, expected) in enumerate(RULE):
+        root = tmp_path / str(number)
+        if "pack" in origin and classes is not None:
+            continue
+        if isinstance(expected, str):
+            with pytest.raises(ValueError, match=expected) as caught:
+                from_origin(origin, root, texts, classes=classes)
+            place = "record [0-2]|x.tfrecord" if "pack" in origin or "fr" in origin else "key|table"
+            assert origin == "example" or re.search(place, str(caught.value)), caught.value
+            continue
+        index = from_origin(origin, root, texts, classes=classes)
+        if isinstance(expected, tuple):
+            assert index.classes == expected
+            assert sorted(index.classes[label] for label in index.labels) == sorted(texts)
+        else:
+            assert sorted(index.labels.tolist()) == expected
+            assert index.classes == (classes or ())
+
+
+def test_culprit_is_named_with_its_shard_and_record(tmp_path: Path) -> None:
+    """In the second shard; of records that are left out, by its number among those kept."""
+    write_tfrecord(tmp_path / "0.tfrecord", [{"y": "1"}, {"y": "2"}])
+    write_tfrecord(tmp_path / "1.tfrecord", [{"x": [1]}, {"y": "3"}, {"y": "?"}])
+    shards, out = tmp_path / "*.tfrecord", tmp_path / "x.index"
+    with pytest.raises(ValueError, match=r"not: 1\.tfrecord, record 1 of those kept: '\?'"):
+        build_index(shards, out, label="y", missing="skip", fields=[])
+    with pytest.raises(ValueError, match=r"first: 1\.tfrecord, record 1 of those kept: '\?'"):
+        build_index(shards, out, label="y", missing="skip", fields=[], classes=())
+    write_tfrecord(tmp_path / "1.tfrecord", [{"y": "3"}, {"y": "?"}])
+    with pytest.raises(ValueError, match=r"not: 1\.tfrecord, record 1: '\?'"):
+        build_index(shards, out, label="y")
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [(7.0, 7), (np.float32(7), 7), (np.float32(2**24), None), (2.0**53, None), (7.5, None)],
+)
+def test_float_without_a_fraction_is_an_integer(tmp_path: Path, value: Any, label: Any) -> None:
+    """Of a function, a table and `pack`; and so small that no other integer becomes this float."""
+    shard = write_tar(tmp_path / "a.tar", [("a", {"txt": b"a"})])
+    sources: list[Any] = [lambda _: value, FromTable({"a": value})]
+    calls = [lambda s=s: build_index(shard, tmp_path / "x.index", label=s) for s in sources]
+    calls.append(lambda: pack([{"txt": b"a", "label": value}], tmp_path / "out")["data"])
+    for call in calls:
+        if label is None:
+            with pytest.raises((ValueError, TypeError), match="label"):
+                call()
+        else:
+            assert call().labels.tolist() == [label]
+
+
+FOLDERS = {
+    0: ["cats", "cats", "dogs"],
+    1: ["kittens", "old", "puppies"],
+    -1: ["kittens", "old", "puppies"],
+    -2: ["cats", "cats", "dogs"],
+    2: None,
+}
+
+
+@pytest.mark.parametrize("container", ["files", "tar", "tfrecord", "compressed tar", "compressed"])
+@pytest.mark.parametrize("level", FOLDERS)
+def test_folder_is_the_same_in_every_container(tmp_path: Path, container: str, level: int) -> None:
+    """The first below the root by default, and with level=-1 the innermost."""
+    names, out = ("cats/kittens/1", "cats/old/2", "dogs/puppies/3"), tmp_path / "x.index"
+    label = FromFolder(level) if level else FromFolder()
+    for name in names:
+        image, shard = tmp_path / "images" / f"{name}.png", tmp_path / f"{name}.tfrecord"
+        for path in (image, shard):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        image.write_bytes(b"image")
+        write_tfrecord(shard, [{"x": b"image"}])
+    tar = write_tar(tmp_path / "x.tar", [(name, {"png": b"image"}) for name in names])
+    records = [tmp_path / f"{name}.tfrecord" for name in names]
+    calls: dict[str, Any] = {
+        "files": lambda: build_index(tmp_path / "images", out, label=label),
+        "tar": lambda: build_index(tar, out, label=label),
+        "tfrecord": lambda: build_index(records, out, label=label),
+        "compressed tar": lambda: pack(CompressedShards(tar, label=label), tmp_path / "o")["data"],
+        "compressed": lambda: pack(CompressedShards(records, label=label), tmp_path / "o")["data"],
+    }
+    if FOLDERS[level] is None:
+        with pytest.raises(DataCorruptionError, match=r"label=FromFolder\(level=2\) \(--label-fo"):
+            calls[container]()
+        return
+    index = calls[container]()
+    assert [index.classes[label] for label in index.labels] == FOLDERS[level]
+
+
+def test_folder_of_one_compressed_shard_is_its_own(tmp_path: Path) -> None:
+    shard = tmp_path / "cats" / "a.tfrecord"
+    shard.parent.mkdir()
+    write_tfrecord(shard, [{"x": b"image"}])
+    for label in (FromFolder(), FromFolder(level=-1)):
+        source = CompressedShards(shard, label=label)
+        assert pack(source, tmp_path / "out", overwrite=True)["data"].classes == ("cats",)
+
+
+def test_label_of_an_entry_comes_before_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(b"image")
+    entries = [Entry("a/1", {"image": "a/1.png"}, "dog")]
+    out = tmp_path / "x.index"
+    assert build_index(entries, out).classes == ("dog",)
+    assert build_index(entries, out, label=FromFolder(level=-1)).classes == ("a",)
+
+
+@pytest.mark.parametrize("level", [0.5, "1", True, None])
+def test_level_of_a_folder_is_an_integer(level: Any) -> None:
+    with pytest.raises(TypeError, match="level must be an integer"):
+        FromFolder(level=level)
+
+
+def test_label_of_an_example_that_is_read_whole(tmp_path: Path) -> None:
+    """An integer or a text; what is no Example, or lacks the feature, is an error at its place."""
+    path, out = tmp_path / "a.tfrecord", tmp_path / "x.index"
+    label = FromExample("target")
+    for values, expected in (([3, 5], [3, 5]), (["b", "a"], [1, 0]), ([[3.0], [5.0]], [3, 5])):
+        write_tfrecord(path, [{"target": value, "x": b"1"} for value in values])
+        index = build_index(path, out, label=label, example=False)
+        assert (index.labels.tolist(), list(index.fields)) == (expected, ["data"])
+        assert (index.options.label_from, index.options.label) == ("example", "target")
+        with pytest.raises(DataCorruptionError, match=r"lacks the field 'data' of FromExample"):
+            build_index(path, out, label=label)
+    write_tfrecord(path, [{"target": 3}, {"x": b"1"}])
+    with pytest.raises(
+        DataCorruptionError, match=r"lacks a label: label=FromExample.*\(--label-ex"
+    ):
+        build_index(path, out, label=label, example=False)
+    assert len(build_index(path, out, label=label, example=False, missing="skip")) == 1
+    with pytest.raises(DataCorruptionError, match=r"FromExample\('target'\)"):
+        build_index(path, out, label="target", example=False)
+    write_tfrecord(path, [{"target": [3, 4]}])
+    with pytest.raises(DataCorruptionError, match="gives a value that is not a label"):
+        build_index(path, out, label=label, example=False)
+    with TFRecordWriter(path) as writer:
+        writer.write(b"\x0a\xff\xff")
+    with pytest.raises(DataCorruptionError, match="not a valid tf") as caught:
+        build_index(path, out, label=label, example=False)
+    assert (caught.value.record, caught.value.path) == (0, str(path))

@@ -25,7 +25,7 @@ from twinfeed.loaders import (
     build_index,
     open_index,
 )
-from twinfeed.loaders.building import _classes, _scan_shard, sources
+from twinfeed.loaders.building import _scan_shard, classes, sources
 from twinfeed.loaders.building import writer as _writer
 from twinfeed.loaders.building._parts import FieldStats, ShardPart, new_part
 from twinfeed.loaders.formats import tfrecord
@@ -76,7 +76,7 @@ def test_merge_memory_does_not_grow_with_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SORTED_AT_ONCE", "READ_ITEMS"):
-        monkeypatch.setattr(_classes, name, 5000)
+        monkeypatch.setattr(classes, name, 5000)
     few, many = (synthetic(tmp_path, records) for records in (50_000, 200_000))
 
     def merge(part: Path) -> None:
@@ -150,10 +150,10 @@ def test_class_order_written_in_chunks_equals_one_in_memory(
     values = np.array(labels, np.int64)
     expected = ClassOrder(values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_classes, "SORTED_AT_ONCE", at_once)
-        patch.setattr(_classes, "READ_ITEMS", 4)
+        patch.setattr(classes, "SORTED_AT_ONCE", at_once)
+        patch.setattr(classes, "READ_ITEMS", 4)
         with _writer.index_writer(tmp_path_factory.mktemp("order") / "x.index") as store:
-            digest = _classes.write_class_order(store, values, ())
+            digest = classes.write_class_order(store, values, ())
             written = {
                 name: store.finish_array(f"classorder-{name}").tolist()
                 for name in ("records", "starts", "sizes")

@@ -1,15 +1,17 @@
 """Classes: label names as class indices, and the records of an index sorted by class.
 
-Labels are all integers or all names. While shards are scanned, each different name gets the next
-index of a `Vocabulary`. The classes are numbered in sorted order when all names are known.
+Labels are all integers or all names. While shards are scanned, each different text gets the next
+index of a `Vocabulary`. When all texts are known, `assign_classes` decides whether they are
+integers or names, which it numbers in sorted order.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +23,14 @@ from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.samplers import ClassOrder
 from twinfeed.samplers.class_order import by_size
 from twinfeed.samplers.state import digest
+
+Classes = Sequence[str] | Literal["names"] | None
+"""The user's `classes=`: the names by number; "names" takes every text as a name."""
+
+_NAMES_ADVICE = (
+    "correct it, or take all labels as names: build_index(…, classes='names') (--label-names), an "
+    "index that pack takes too"
+)
 
 SORTED_AT_ONCE = 1 << 23
 """About how many records are sorted at a time, to bound memory. All labels are read each time."""
@@ -51,46 +61,63 @@ class Vocabulary:
 
 
 def assign_classes(
-    names: Sequence[str | None],
+    texts: Sequence[str | None],
     /,
     *,
-    classes: Sequence[str] | None,
+    classes: Classes,
     background: Label | None,
-    from_text: bool,
+    where: Callable[[str], str],
 ) -> tuple[Int64s, list[str]]:
-    """Return the class index of each label name (int64[n]), and the names of the classes.
+    """Return the class index of each text that is a label (int64[n]), and the names of the classes.
 
-    A name of None means a record without a label, which gets the default label `background`. Then
-    the first of these cases that applies decides:
+    This is the one rule for labels that are text, whatever they were read from. A text of None
+    means a record without a label, which gets the default label `background`. Then the first of
+    these cases that applies decides:
 
-    1. `classes` lists all names: the class index of a name is its index in `classes`.
-    2. `from_text` is set, since the labels were read from text, and all names are integers such as
-       "17": they are the class indices, and `classes` are returned as the names of the classes.
-    3. `classes` is None: the class index of a name is its index in the sorted names.
+    1. `classes` is "names": the class index of a text is its index in the sorted texts.
+    2. `classes` lists all texts: the class index is the index in `classes`.
+    3. All texts are integers, and `classes` lists none of them: they are the class indices, and
+       `classes` are returned as the names of the classes.
+    4. `classes` is None, and more than half of the texts are not integers: as 1.
 
-    For example, ["dog", "cat", None] with the background "none" is the third case, and gives
-    [1, 0, 2] and ["cat", "dog", "none"].
+    Anything else is an error. For example, ["dog", "cat", None] with the background "none" is case
+    4, and gives [1, 0, 2] and ["cat", "dog", "none"]. `where` says for a text which record has it.
 
     Raises:
-        ValueError: a name is not in `classes`, or `background` is an integer and labels are names.
+        ValueError: a text is not in `classes`; one is not an integer as most are; or `background`
+            is an integer and labels are names.
     """
-    not_integers = [name for name in names if name and not (from_text and _is_integer(name))]
-    if not_integers and None in names and isinstance(background, int):
+    filled = [str(background) if text is None else text for text in texts]
+    integers = {text: _as_integer(text) for text in filled}
+    names = [text for text, integer in integers.items() if integer is None]
+    if classes is None and names and None in texts and isinstance(background, int):
         raise ValueError(
-            f"background={background} is an integer, and labels are names ({min(not_integers)!r})"
+            f"background={background} is an integer, and labels are names ({min(names)!r})"
         )
-    filled_names = [str(background) if name is None else name for name in names]
-    distinct = set(filled_names)
-    unlisted = sorted(distinct.difference(classes or ()))
-    if unlisted and from_text and all(map(_is_integer, distinct)):
-        class_indices = [int(name) for name in filled_names]
-        return np.array(class_indices, np.int64), list(classes or ())
-    if unlisted and classes is not None:
-        raise ValueError(f"labels are not among classes= ({len(unlisted)}: {unlisted[:5]})")
-    if classes is None:
-        classes = unlisted
-    index_of = {name: class_index for class_index, name in enumerate(classes)}
-    return np.array([index_of[name] for name in filled_names], np.int64), list(classes)
+
+    def first_record(text: str) -> str:
+        return f"{where(text)}: {text!r}" if text in texts else f"background={text!r}"
+
+    if classes != "names":
+        listed = set(classes or ())
+        unlisted = [text for text in integers if text not in listed]
+        if unlisted and not names and len(unlisted) == len(integers):
+            _check_spellings(integers, first_record)
+            return np.array([integers[text] for text in filled], np.int64), list(classes or ())
+        if unlisted and classes is not None:
+            first = next((text for text in unlisted if integers[text] is None), unlisted[0])
+            raise ValueError(
+                f"labels are not among the {len(classes)} names of classes= ({len(unlisted)}, "
+                f"first: {first_record(first)}): correct the label, or list its name"
+            )
+        if unlisted and 2 * len(names) <= len(integers):
+            raise ValueError(
+                f"{len(integers) - len(names)} of {len(integers)} labels are integers, and this is "
+                f"not: {first_record(names[0])}\n{_NAMES_ADVICE}"
+            )
+    ordered = sorted(integers) if classes is None or classes == "names" else list(classes)
+    index_of = {name: class_index for class_index, name in enumerate(ordered)}
+    return np.array([index_of[text] for text in filled], np.int64), ordered
 
 
 def integer_background(background: Label | None, /) -> int:
@@ -100,25 +127,46 @@ def integer_background(background: Label | None, /) -> int:
         ValueError: `background` is a name. An index has only integers or only names as labels.
     """
     assert background is not None  # without a `background`, records without a label are refused
-    if isinstance(background, str) and not _is_integer(background):
+    integer = _as_integer(str(background))
+    if integer is None:
         raise ValueError(f"background={background!r} is a name, and labels are integers")
-    return int(background)
+    return integer
 
 
-def check_classes(classes: Sequence[str] | None, /) -> None:
-    """Raise TypeError or ValueError unless `classes` is a list of different names."""
-    counts = Counter(checks.names("classes", () if classes is None else classes))
+def check_classes(classes: Classes, /) -> Classes:
+    """Return `classes`; raise an error unless it is a list of different names, "names" or None."""
+    if classes is None or (isinstance(classes, str) and classes == "names"):
+        return classes
+    counts = Counter(checks.names("classes", classes))
     bad = [name for name, count in counts.items() if count > 1 or not is_label(name)]
     if bad:
         raise ValueError(f"classes must be different names that are not empty, got {bad[:5]}")
+    return tuple(counts)
 
 
-def _is_integer(name: str) -> bool:
-    """Return whether a string is an int64 as Python writes it: "17" and "-1", but not "017"."""
-    try:
-        return str(int(name)) == name and -(2**63) <= int(name) < 2**63
-    except ValueError:
-        return False
+def _as_integer(text: str) -> int | None:
+    """Return the int64 that a text is, such as "17", "-1", "007" or "7.0"; None for a name.
+
+    A fraction of zeros, which other programs write for a column of floats, is accepted up to 2^53.
+    """
+    match = re.fullmatch(r"(-?)0*([0-9]{1,19})(\.0*)?", text)
+    if match is None:
+        return None
+    value = int(match[1] + match[2])
+    bound = 1 << (53 if match[3] else 63)
+    return value if -bound <= value < bound else None
+
+
+def _check_spellings(texts: Iterable[str], first_record: Callable[[str], str]) -> None:
+    """Raise ValueError if two texts, such as "7" and "007", are one integer; "7.0" is "7"."""
+    first_texts = dict[int | None, str]()
+    for text in texts:
+        first = first_texts.setdefault(_as_integer(text), text)
+        if first.partition(".")[0] != text.partition(".")[0]:
+            raise ValueError(
+                f"two labels are one integer: {first_record(first)}; {first_record(text)}\n"
+                + _NAMES_ADVICE
+            )
 
 
 def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str], /) -> str:
