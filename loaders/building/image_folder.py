@@ -13,6 +13,12 @@ from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.sniff import IMAGE_EXTENSIONS
 from twinfeed.loaders.index.manifest import is_index
 
+SYSTEM_FOLDERS = frozenset(
+    {"__MACOSX", "@eaDir", "@Recycle", "@Recently-Snapshot", "@tmp", "#recycle", "#snapshot"}
+    | {"$RECYCLE.BIN", "RECYCLER", "System Volume Information", "lost+found"}
+)
+"""Folders that macOS, Synology, QNAP, Windows and Linux put beside files: no class is called so."""
+
 
 def list_images(
     root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE_EXTENSIONS
@@ -21,9 +27,10 @@ def list_images(
 
     The label is the first folder of the path, as in torchvision's ImageFolder. A file of `root`
     itself has no label. The key is the path without its extension. Where two files differ only in
-    the extension, their keys keep the extension. Hidden files, indexes and other extensions
-    (compared in lower case) are left out. Links to folders are not followed. A ShardWarning counts
-    the files that are not images, and the links within folders, unless the caller names extensions.
+    the extension, their keys keep the extension. Hidden files, indexes, `SYSTEM_FOLDERS` and other
+    extensions (compared in lower case) are left out. Links to folders are not followed. A
+    ShardWarning counts the files that are not images, the system's folders, and the links within
+    folders, unless the caller names extensions.
 
     Raises:
         FileNotFoundError: a missing root.
@@ -65,7 +72,7 @@ def empty_class_folders(root: str | os.PathLike[str], entries: Iterable[Entry], 
     """
     labels = {entry.label for entry in entries} - {None}
     empty = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in labels]
-    names = sorted(path.name for path in empty if path.name[0] != "." and not is_index(path))
+    names = sorted(path.name for path in empty if not _is_hidden(path.name) and not is_index(path))
     if not labels or not names:
         return None
     return (
@@ -88,20 +95,27 @@ def no_images_error(
 def _files_below(root: str | os.PathLike[str]) -> list[str]:
     """Return the paths of the files below `root`, relative to it, sorted.
 
-    Hidden files and indexes are skipped. Links to folders are not followed, and are listed with a
-    "/" at the end, such as "cat/more/", so that a warning can name what is left out. Links in
-    `root` itself are not listed, since `empty_class_folders` reports them as class folders.
+    Hidden files and indexes are skipped. Links to folders are not followed, nor folders of the
+    system. Both are listed with a "/" at the end, such as "cat/more/", so that a warning can name
+    what is left out. Links in `root` itself are not listed, since `empty_class_folders` reports
+    them as class folders.
     """
     paths = []
     for folder, folders, names in os.walk(root, onerror=_raise):
-        visible = [name for name in folders if not name.startswith(".")]
+        left_out = [f"{name}/" for name in folders if name in SYSTEM_FOLDERS]
+        visible = [name for name in folders if not _is_hidden(name)]
         # `os.walk` descends only into the folders that stay in its list.
         folders[:] = [name for name in visible if not is_index(Path(folder, name))]
         relative = os.path.relpath(folder, root)
         prefix = "" if relative == "." else f"{relative}/"  # "" for `root` itself
-        links = [f"{name}/" for name in folders if prefix and Path(folder, name).is_symlink()]
-        paths += [prefix + name for name in names + links if not name.startswith(".")]
+        left_out += [f"{name}/" for name in folders if prefix and Path(folder, name).is_symlink()]
+        paths += [prefix + name for name in names + left_out if not name.startswith(".")]
     return sorted(paths)
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a folder holds no records, by its name."""
+    return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 def _raise(error: OSError) -> None:

@@ -106,8 +106,10 @@ class LooseFiles:
 class ImageFolder(LooseFiles):
     """Take samples from a directory tree of images, with a folder for each class.
 
-    The classes are those of torchvision's ImageFolder. Hidden files and folders (`.name`), indexes
-    and links to folders are left out. Files that are not images are left out with a ShardWarning.
+    The classes are those of torchvision's ImageFolder; only if every folder's name is an integer,
+    `pack` takes the names as the numbers of the classes. Hidden files and folders (`.name`),
+    indexes and links to folders are left out. Files that are not images, and folders of the system
+    such as `__MACOSX` and `@eaDir`, are left out with a ShardWarning.
 
     Raises:
         FileNotFoundError: a tree or a class folder without images.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.shards import write_files
 
-from twinfeed.loaders import ShardWarning
-from twinfeed.loaders.building.image_folder import list_images
+from twinfeed.loaders import ShardWarning, build_index, pack
+from twinfeed.loaders.building.image_folder import SYSTEM_FOLDERS, list_images
 from twinfeed.loaders.formats.files import Entry
 
 
@@ -55,3 +56,21 @@ def test_folder_does_not_enter_linked_folders(tmp_path: Path) -> None:
     (tmp_path / "a" / "loop.jpg").symlink_to(tmp_path)
     with pytest.warns(ShardWarning, match=r"left out \(1, first: a/loop\.jpg/\)"):
         assert [entry.paths["image"] for entry in list_images(tmp_path)] == ["a/1.jpg"]
+
+
+@pytest.mark.parametrize("call", [build_index, pack])
+def test_folders_of_the_system_are_left_out_and_named_once(tmp_path: Path, call: Any) -> None:
+    """At the root and in a class, with images of thumbnails or without; index and pack alike."""
+    root, out = tmp_path / "images", tmp_path / "out"
+    names = ["__MACOSX/a/._1.jpg", "a/@eaDir/1.jpg/THUMB.jpg", "#recycle/2.jpg", "lost+found/3.jpg"]
+    write_files(tmp_path, *(f"images/{name}" for name in ["a/1.jpg", "b/2.jpg", *names]))
+    text = r"not images .* \(4, first: #recycle/, __MACOSX/, a/@eaDir/, lost\+found/\)"
+    with pytest.warns(ShardWarning, match=text) as heard:
+        index = call(root, out)
+    assert len(heard) == 1
+    index = index if call is build_index else index["data"]
+    assert (index.classes, len(index)) == (("a", "b"), 2)
+    for name in SYSTEM_FOLDERS:
+        write_files(tmp_path, f"images/{name}/4.jpg")
+    with pytest.warns(ShardWarning, match=rf"left out \({len(SYSTEM_FOLDERS) + 1}, first: "):
+        assert len(list_images(root)) == 2
