@@ -9,7 +9,7 @@ import pytest
 from faults.fuzz.fuzz import FOUND, TARGETS, run, workshop
 
 EACH = 50
-SLOW = {"part": 10, "image": 10, "save": 20, "cache": 20, "url": 20}
+SLOW = {"part": 10, "labels": 20, "image": 10, "save": 20, "cache": 20, "url": 20}
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import random
 import shutil
 import zipfile
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ import numpy as np
 from faults.fuzz.mutations import Corpus, must_name
 from support.damage import mutated, with_entry
 from support.inside import IMAGES as FORMATS
-from support.inside import build
+from support.inside import build, encode
 
+from twinfeed import TarWriter, TFRecordWriter
 from twinfeed.loaders import (
     DecodeImage,
     Feed,
+    FromExample,
+    FromTable,
     Index,
     LoaderError,
     NumpyLoader,
@@ -30,10 +35,27 @@ from twinfeed.loaders import (
     SideTable,
     build_index,
     open_index,
+    pack,
 )
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 IMAGES = ("c/1.png", "c/2.jpg", "d/3.bmp")
+TEXTS = [
+    *"0123abcd",
+    "7",
+    "007",
+    "7.0",
+    "7.",
+    "10",
+    "-1",
+    "-0",
+    "7,",
+    "\ufeff7",
+    "\u0663",
+    "1e3",
+    "+7",
+]
+TEXTS += ["9" * 18, "9" * 19, str(2**63 - 1), str(-(2**63)), f"{2**53}.0", "0" * 5000 + "7"]
 
 
 def changed(corpus: Corpus, draw: random.Random) -> None:
@@ -61,6 +83,54 @@ def changed(corpus: Corpus, draw: random.Random) -> None:
                 must_name(error, path.name)
             else:
                 assert [column[0] for column in found.values()] == wanted[record]
+
+
+def labels(_: Corpus, draw: random.Random) -> None:
+    """Take texts as labels: from everywhere the same numbers or names, or an error with one."""
+    texts = [draw.choice(TEXTS) for _ in range(draw.randrange(1, 7))]
+    texts = [*(str(draw.randrange(99)) for _ in range(draw.randrange(5))), *texts]
+    some = tuple(sorted({*draw.sample(texts, draw.randrange(len(texts)))}))
+    classes: Any = draw.choice((None, None, "names", (), some, tuple(sorted({*texts}))))
+    with TarWriter("m.tar") as writer:
+        for n, text in enumerate(texts):
+            writer.write(str(n), {"cls": text.encode(), "json": json.dumps([text]).encode()})
+    with TFRecordWriter("m.tfrecord") as records:
+        for text in texts:
+            records.write(encode({"x": text}))
+    Path("m.csv").write_text("".join(f'{n},"{text}"\n' for n, text in enumerate(texts)))
+    calls: list[Callable[[], Index]] = [
+        lambda: build_index("m.tar", "m.index", label="cls", classes=classes),
+        lambda: build_index("m.tar", "m.index", label=from_json, classes=classes),
+        lambda: build_index("m.tar", "m.index", label=FromTable("m.csv"), classes=classes),
+        lambda: build_index("m.tfrecord", "m.index", label="x", classes=classes),
+        lambda: build_index(
+            "m.tfrecord", "m.index", label=FromExample("x"), example=False, classes=classes
+        ),
+    ]
+    if classes is None:
+        samples = [{"x": b"1", "label": text} for text in texts]
+        calls.append(lambda: pack(samples, "m", overwrite=True)["data"])
+    outcomes = [label_outcome(call, texts) for call in calls]
+    assert outcomes == outcomes[:1] * len(outcomes), outcomes
+
+
+def label_outcome(call: Callable[[], Index], texts: list[str]) -> Any:
+    """Return the labels and classes of an index: the texts, as numbers or by name; or "refused"."""
+    try:
+        index = call()
+    except ValueError as error:
+        return "refused" if any(repr(text) in str(error) for text in texts) else str(error)
+    numbers = index.labels.tolist()
+    if [index.classes[n] for n in numbers if -1 < n < len(index.classes)] != texts:
+        assert numbers == [int(Decimal(text)) for text in texts]
+        plain = {text.partition(".")[0] for text in texts}
+        assert len({*numbers}) == len(plain), "two texts of one number"
+    return numbers, index.classes
+
+
+def from_json(sample: dict[str, Any]) -> str:
+    """Return the label of a sample."""
+    return str(json.loads(sample["json"])[0])
 
 
 def values(index: Index) -> list[list[Any]]:
@@ -251,6 +321,7 @@ def batch_of(draw: random.Random, count: int, kind: int, dtype: str) -> Any:
 TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "changed": changed,
     "image": image,
+    "labels": labels,
     "pixels": pixels,
     "side": side,
     "part": part,
