@@ -60,8 +60,9 @@ class Feed(FeedConfig):
     Args:
         index: where the records lie. `open_index`, `build_index` and `pack` return an index. A dict
             of arrays, or a dataset whose records are dicts, is taken as `DatasetSource(index)`:
-            record 0 is read once, for the names of the fields. Any other source of records will
-            do: see `OwnSource`.
+            record 0 is read once, for the names of the fields. Of a list of paths of images, the
+            field "image" has the files, without labels. Any other source of records will do: see
+            `OwnSource`.
         sampler: which records make the next batch; a batch sampler of `twinfeed.samplers`.
         fields: the names of the fields to read. Default: all fields.
         decode: a function from a dict of one record's fields to a dict of decoded values. The

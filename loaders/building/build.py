@@ -64,8 +64,8 @@ def build_index(
     by a rename at the end.
 
     Args:
-        shards: a path, a pattern (globs, braces) or a list of these; a folder of images, with a
-            folder for each class; or a list of `Entry`.
+        shards: a path, a pattern (globs, braces) or a list of these, of shards or of images; a
+            folder of images, with a folder for each class; or a list of `Entry`.
         path: the folder of the index, or a URL of a folder in a store that can be written.
         label: a field (an Example's feature, a tar member such as "cls"), `FromJson`, `FromFolder`,
             `FromFile`, `FromTable`, `FromExample`, or a function. The function is given a record's

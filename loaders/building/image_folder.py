@@ -54,14 +54,20 @@ def list_images(
             ShardWarning,
             stacklevel=2,
         )
+    return [
+        entry._replace(label=path.partition("/")[0] if "/" in path else None)
+        for path, entry in zip(paths, image_entries(paths), strict=True)
+    ]
+
+
+def image_entries(paths: Sequence[str], /) -> list[Entry]:
+    """Return a record for each image, without a label; `list_images` says what the key is."""
     stems = [os.path.splitext(path)[0] for path in paths]
     counts = Counter(stems)
-    entries = []
-    for stem, path in zip(stems, paths, strict=True):
-        key = stem if counts[stem] == 1 else path
-        label = path.partition("/")[0] if "/" in path else None
-        entries.append(Entry(key, {"image": path}, label))
-    return entries
+    return [
+        Entry(stem if counts[stem] == 1 else path, {"image": path})
+        for stem, path in zip(stems, paths, strict=True)
+    ]
 
 
 def empty_class_folders(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:

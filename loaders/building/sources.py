@@ -10,12 +10,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from twinfeed.loaders.building.image_folder import empty_class_folders, list_images, no_images_error
+from twinfeed.loaders.building.image_folder import (
+    empty_class_folders,
+    image_entries,
+    list_images,
+    no_images_error,
+)
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.records import Container
-from twinfeed.loaders.formats.sniff import SNIFF_BYTES, is_tar
+from twinfeed.loaders.formats.sniff import SNIFF_BYTES, has_image_extension, is_tar
 from twinfeed.loaders.index.manifest import MANIFEST
 from twinfeed.loaders.index.paths import join, refuse_unfinished, relative_to
 from twinfeed.loaders.storage.download import download
@@ -72,19 +77,14 @@ def find_source(
 ) -> ShardSource:
     """Return a job for each shard, or for every `FILES_PER_PART` loose files.
 
-    `shards` is a folder or a list of entries for loose files, or the names or patterns of shards.
+    `shards` is a folder or a list of entries for loose files, or names or patterns: of shards, or
+    of images, which are loose files without labels of their own.
     `root` is the folder to which paths are relative. Its default is the folder that contains the
     index. For shards at URLs, and without an index, it is the deepest folder that contains all.
     """
     entries = _loose_entries(shards)
     if entries is not None:
-        folder, entries = _relative_entries(shards, entries, index_path, root)
-        starts = range(0, len(entries), FILES_PER_PART)
-        jobs = [
-            Job(f"files-{number:05d}", tuple(entries[start : start + FILES_PER_PART]))
-            for number, start in enumerate(starts)
-        ]
-        return ShardSource("files", folder, jobs)
+        return _files_source(*_relative_entries(shards, entries, index_path, root))
     names = _shard_names(shards, complete)
     for folder in {os.path.dirname(name) for name in names if not is_url(name)}:
         refuse_unfinished(folder)
@@ -101,8 +101,20 @@ def find_source(
     if isinstance(shards_root, str):
         shards_root = os.path.abspath(shards_root)
     paths = [_relative(shards_root, name) for name in names]
+    if isinstance(shards_root, str) and all(map(has_image_extension, names)):
+        return _files_source(shards_root, image_entries(paths))
     container = container or _container_of(shards_root, paths[0])
     return ShardSource(container, shards_root, [Job(path) for path in paths])
+
+
+def _files_source(root: str, entries: Sequence[Entry]) -> ShardSource:
+    """Return a job for every `FILES_PER_PART` records of loose files."""
+    starts = range(0, len(entries), FILES_PER_PART)
+    jobs = [
+        Job(f"files-{number:05d}", tuple(entries[start : start + FILES_PER_PART]))
+        for number, start in enumerate(starts)
+    ]
+    return ShardSource("files", root, jobs)
 
 
 @contextmanager

@@ -67,6 +67,14 @@ None runs a program, as EPS does."""
 
 IMAGE_EXTENSIONS = tuple(itertools.chain.from_iterable(names for names, _ in IMAGES.values()))
 
+
+def has_image_extension(path: object, /) -> bool:
+    """Return whether a value is the path of an image, by its extension."""
+    if not isinstance(path, (str, os.PathLike)):
+        return False
+    return os.path.splitext(str(path))[1][1:].lower() in IMAGE_EXTENSIONS
+
+
 _LEADING_SPACE = rb"[\xef\xbb\xbf \t\r\n]*"
 _HTML = rb"(?i:<!doctype html|<html|<head|<body)"
 _SIGNATURES = {

@@ -17,7 +17,9 @@ import numpy as np
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.classes import Classes, assign_classes
 from twinfeed.loaders.building.labels import FromJson, LabelSource
+from twinfeed.loaders.building.sources import find_source
 from twinfeed.loaders.errors import ShardWarning
+from twinfeed.loaders.formats.sniff import has_image_extension
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.index.paths import output_path
@@ -89,7 +91,8 @@ def pack(
 
     Args:
         source: an `ImageFolder`, `LooseFiles`, an `Index`, `CompressedShards`, an iterable of
-            dicts, or the path of an image folder, of an index or of compressed shards. A dict has
+            dicts, or the path of an image folder, of an index or of compressed shards, or a list of
+            paths of images or compressed shards. A dict has
             bytes, str, numbers or arrays by field name, `__key__` (a str) for the key, and `label`
             (an int or a str) for the class. A str is a number if every label is an integer, as in
             `build_index`. The fields, columns and class names of an index are packed as they are,
@@ -159,12 +162,16 @@ def _open_source(source: Any) -> Records:
     """Return what `pack` reads records from, for its argument `source`.
 
     A path becomes an `Index`, an `ImageFolder` or `CompressedShards`, by what is stored there, and
-    a list of paths becomes `CompressedShards`. Any other source is returned itself.
+    a list of paths becomes `LooseFiles` of images or `CompressedShards`. Any other source is
+    returned itself.
 
     Raises:
         TypeError: `source` cannot be packed.
     """
     if isinstance(source, (list, tuple)) and source:
+        if all(map(has_image_extension, source)):
+            found = find_source(source, None, container=None, root=None)
+            return LooseFiles(str(found.root), [e for job in found.jobs for e in job.entries])
         if all(isinstance(path, (str, os.PathLike)) for path in source):
             return CompressedShards(source)
     elif isinstance(source, (str, os.PathLike)):

@@ -14,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.formats.sniff import has_image_extension
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.argument_hints import hint_arguments
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.loaders.support.fork import PerProcess
+from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.progress import progress_bar
+from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import validate
 from twinfeed.samplers.mapped import as_mapped, is_mapped
 from twinfeed.samplers.validate import counted
@@ -342,10 +345,31 @@ class _Arrays(_Items):
         return {name: np.asarray(self.data[name]).take(ids, 0) for name in names}
 
 
+class ImageFiles(DatasetSource):
+    """A list of paths of images, whose records are the bytes of the files in a field "image"."""
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        super().__init__(paths, fields=["image"], threads=True)
+        self.in_memory = False
+
+    def describe(self, record: int, /) -> str:
+        """Return in one line which record this is, for messages."""
+        return f"record {record}, {self._data.data[record]}"
+
+    def read(self, ids: Int64s, fields: Sequence[str], /) -> Values:
+        """Return the bytes of the files of these records."""
+        paths = super().read(ids, fields)
+        return {
+            name: [read_file(path, LIMITS.record_bytes) for path in column]
+            for name, column in paths.items()
+        }
+
+
 def as_source(records: Any, /) -> Source:
     """Return `records` if it is an `Index` or another `Source`, or else wrap it in a source.
 
-    A dict of arrays, or a dataset whose records are dicts, becomes a `DatasetSource`.
+    A dict of arrays, or a dataset whose records are dicts, becomes a `DatasetSource`. So does a
+    list of paths of images, whose records are the files.
 
     Raises:
         TypeError: `records` is a path or a sampler, or cannot be indexed by record id, or its
@@ -359,6 +383,8 @@ def as_source(records: Any, /) -> Source:
     if sum(hasattr(records, name) for name in ("describe", "digests", "reader")) >= 2:
         check_source(records)
         return records  # type: ignore[no-any-return]
+    if isinstance(records, (list, tuple)) and records and all(map(has_image_extension, records)):
+        return ImageFiles(records)
     source = DatasetSource(records)
     if source.unnamed_type:  # the type of record 0, if this is not a dict
         raise TypeError(

@@ -9,6 +9,11 @@ import pytest
 from support.shards import tars
 
 from twinfeed.loaders import (
+    DecodeImage,
+    Feed,
+    FromFile,
+    FromFolder,
+    LoaderError,
     Reader,
     ShardWarning,
     UnsafeContentError,
@@ -19,6 +24,7 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.building.image_folder import list_images
 from twinfeed.loaders.formats.files import Entry
+from twinfeed.samplers import BatchSampler, SequentialSampler
 
 
 def test_image_folder_is_indexed_in_place(tmp_path: Path) -> None:
@@ -117,3 +123,54 @@ def test_index_inside_image_folder_is_ignored(tmp_path: Path) -> None:
         again = build_index(tmp_path, tmp_path / "x.index")
         pack(tmp_path, tmp_path / "out", container="tar")
     assert again.fingerprint == index.fingerprint
+
+
+def test_paths_of_images_are_loose_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in its order, or a pattern; in `build_index`, `verify`, `Feed` and `pack` alike."""
+    monkeypatch.chdir(tmp_path)
+    names = ["b/1.png", "a/2.JPG", "a/1.png", "a/1.jpg"]
+    for name in names:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(name.encode())
+    wanted = [name.encode() for name in names]
+    index = build_index(names, "x.index")
+    assert index.keys() == ["b/1", "a/2", "a/1.png", "a/1.jpg"]
+    with Reader(index) as reader:
+        assert reader.read(range(4)) == {"image": wanted}
+    assert (index.has_labels, index.container) == (False, "files")
+    assert verify(names).ok
+    paths = [tmp_path / name for name in names]
+    index = build_index(paths, "y.index", label=FromFolder())
+    assert (index.classes, index.labels.tolist()) == (("a", "b"), [1, 0, 0, 0])
+    index = build_index(paths, "y.index", label=FromFile(r"(\d)\."))
+    assert index.labels.tolist() == [1, 2, 1, 1]
+    assert build_index("a/*.jpg", "a/z.index").keys() == ["1"]
+    sampler = BatchSampler(SequentialSampler(4), batch_size=4)
+    for source in (names, tuple(paths)):
+        assert Feed(source, sampler)[0, 0]["image"] == wanted
+    with Reader(pack(names, "out")["data"]) as reader:
+        assert reader.read(range(4)) == {"image": wanted}
+
+
+def test_paths_of_images_that_are_wrong_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Missing, twice, outside the root, damaged, or beside shards."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("1.png", "2.png"):
+        Path(name).write_bytes(b"no image")
+    (shard,) = tars(tmp_path, shards=1)
+    for call in (lambda p: build_index(p, "x.index"), lambda p: pack(p, "out")):
+        with pytest.raises(FileNotFoundError, match=r"3\.png"):
+            call(["1.png", "3.png"])
+        with pytest.raises(ValueError, match=r"named twice \(1: 1\.png and \./1\.png\)"):
+            call(["1.png", "./1.png"])
+        with pytest.raises(LoaderError, match=r"1\.png|2\.png"):
+            call(["1.png", str(shard)])
+    with pytest.raises(ValueError, match="must lie below the root"):
+        build_index(["1.png"], "x.index", root=tmp_path / "x.index")
+    sampler = BatchSampler(SequentialSampler(2), batch_size=2)
+    with pytest.raises(LoaderError, match=r"record 1, 3\.png: .* FileNotFoundError"):
+        Feed(["1.png", "3.png"], sampler)[0, 0]
+    with pytest.raises(LoaderError, match=r"record 0, 1\.png"):
+        Feed(["1.png", "2.png"], sampler, decode=DecodeImage())[0, 0]
