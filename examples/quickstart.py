@@ -200,7 +200,7 @@ def draw(path: Path, train: Index, evaluation: Index, found: dict[str, np.ndarra
     batch.imshow(sheet, cmap="gray")
     batch.set_title(f"one batch: P={CLASSES} classes × K={LATER}")
     batch.set_xticks([])
-    names = [train.classes[train.labels[record]] for record in ids[::LATER]]
+    names = [f"class {train.labels[record]}" for record in ids[::LATER]]
     batch.set_yticks(np.arange(CLASSES) * 10 + 4.5, names)
     for axes, (name, embedding) in zip(scatters, found.items(), strict=True):
         centred = embedding - embedding.mean(0)
