@@ -171,8 +171,9 @@ def as_label(value: object, /) -> Label | None:
 
     A float counts if it is an integer, and small enough that no other integer rounds to it.
     """
-    if isinstance(value, (float, np.floating)) and float(value).is_integer():
-        value = int(value) if abs(value) < 2 / np.finfo(type(value)).eps else None
+    if isinstance(value, (float, np.floating)):
+        is_exact = abs(float(value)) < 2 / float(np.finfo(type(value)).eps)
+        value = int(value) if is_exact and float(value).is_integer() else None
     if not is_label(value):
         return None
     return str(value) if isinstance(value, str) else int(value)  # type: ignore[call-overload]
