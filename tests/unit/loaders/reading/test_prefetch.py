@@ -143,7 +143,8 @@ def trace(folder: Path, name: str, way: str) -> list[str]:
             lines.append(title)
             for step, _ in enumerate(loader, 1):
                 if way == "local":
-                    loader.reader._files.kernel_readahead._thread.join()  # type: ignore[attr-defined]
+                    thread = loader.reader._files.kernel_readahead._thread  # type: ignore[attr-defined]
+                    _ = thread and thread.join()  # None: it has ended
                 alive = buffered(loader.reader)
                 most = max(most, sum(stop - start for _, start, stop in alive))
                 after = " ".join(f"{file}:{start}+{stop - start}" for file, start, stop in alive)
