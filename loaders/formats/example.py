@@ -308,7 +308,10 @@ def _feature(name: str, value: Any) -> bytes:
     """
     values = [value] if isinstance(value, _TEXT) or np.ndim(value) == 0 else value
     if len(values) == 0 and not isinstance(values, np.ndarray):
-        raise ValueError(f"feature {name!r} is empty: give an array, so that its kind is known")
+        raise ValueError(
+            f"feature {name!r} is empty, so its kind is not known: give an empty array, such as "
+            "np.zeros(0, np.float32), or np.array([], bytes) where others have bytes or text"
+        )
     if len(values) and isinstance(values[0], _TEXT):
         return length_delimited(TAG_1, b"".join(_text_item(name, item) for item in values))
     array = np.asarray(values)

@@ -36,6 +36,7 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.sniff import COMPRESSED, compression, compression_advice, is_tar
 from twinfeed.loaders.index.options import Reading
+from twinfeed.loaders.packing._inputs import value_to_pack
 from twinfeed.loaders.storage.url import is_url, parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
@@ -188,7 +189,10 @@ def _decompressed_chunks(
                 raise _stream_error(DataCorruptionError, error, name, start) from error
             yield chunk
             data = getattr(stream, "unconsumed_tail", b"")
-        data = stream.unused_data or file.read(_CHUNK_BYTES)
+        data = stream.unused_data
+        while not (data := data.lstrip(b"\0")):  # zeros fill up the last block of a tape
+            if not (data := file.read(_CHUNK_BYTES)):
+                return
 
 
 def _stream_error(
@@ -227,6 +231,7 @@ def _as_sample(record: Record, shards: CompressedShards, path: str, below: str) 
     sample: dict[str, Any] = {}
     for name, field in record.fields.items():
         value = field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
+        value = value_to_pack(value)
         is_single_integer = field.kind == "int64_list" and len(value) == 1
         sample[name] = int(value[0]) if is_single_integer else value
     if key_field is not None:  # the user has named the field of the key

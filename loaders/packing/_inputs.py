@@ -185,7 +185,7 @@ def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any
         fields = [name for name, missing in zip(names, pattern, strict=True) if not missing]
         for name, values in reader.read(ids[positions], fields).items():
             for position, value in zip(positions.tolist(), values, strict=True):
-                samples[position][name] = value
+                samples[position][name] = value_to_pack(value)
     for name, column in index.columns.items():
         rows: Iterable[Any] = column[ids]
         if name == "label" and index.classes:
@@ -193,6 +193,14 @@ def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any
         for sample, row in zip(samples, rows, strict=True):
             sample[name] = row
     return samples
+
+
+def value_to_pack(value: Any) -> Any:
+    """Return the value of a stored field for `pack`; a list without bytes becomes an array.
+
+    A list from the user is refused if it is empty, as nobody knows which kind of list it is.
+    """
+    return np.array([], bytes) if isinstance(value, list) and not value else value
 
 
 def _extension(path: str) -> str:

@@ -133,7 +133,7 @@ def pack(
         check_split(split, seed)
     records = _open_source(source)
     folder = output_path(out)
-    with staging_folder(folder) as staging, explain_full_disk(folder):
+    with explain_full_disk(folder), staging_folder(folder) as staging:
         if isinstance(records, CompressedShards):
             records = decompressed_samples(records, staging)
         check_free(folder, split or {"data": 1}, overwrite)

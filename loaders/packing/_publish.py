@@ -58,7 +58,8 @@ def check_free(folder: Path, split_names: Iterable[str], overwrite: bool, /) -> 
         raise FileExistsError(
             f"{folder} already holds files of these names "
             f"({len(existing)}: {', '.join(existing[:5])}): "
-            "pack to another folder, or replace them with overwrite=True (--overwrite)"
+            "open what is packed with open_index, pack to another folder, or replace them with "
+            "overwrite=True (--overwrite)"
         )
     if not_packed:
         raise FileExistsError(
@@ -109,7 +110,11 @@ def _create_staging(folder: Path, staging: Path) -> int:
                 else:  # killed before the marker was complete: delete the marker, and the folder
                     delete_listed(old)  # unless it has other files
         staging.mkdir(mode=0o700)  # so that other users cannot open and lock the folder
-        mark_deletable(staging)
+        try:
+            mark_deletable(staging)
+        except OSError:  # the disk is full: delete what there is of the marker
+            delete_listed(staging)
+            raise
         lock_fd = os.open(staging, os.O_RDONLY)
         with suppress(OSError):  # the file system has no locks
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -181,7 +181,9 @@ def flock(fd: int, how: int, /) -> bool:
 
 def explain_full_disk(path: Path) -> AbstractContextManager[None]:
     """Return a context manager that adds `path` and advice to the error of a full disk."""
-    return _explain_errors(path, "make room there", (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    with_limit = "make room there, or raise the limit of file sizes (ulimit -f)"
+    errors = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return _explain_errors(path, with_limit, errors)
 
 
 def explain_unwritable(path: Path, advice: str) -> AbstractContextManager[None]:

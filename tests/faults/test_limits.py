@@ -71,10 +71,23 @@ def test_fault_36_disk_full_while_packing_leaves_nothing(tmp_path: Path) -> None
         assert done.returncode == 1
         last = done.stderr.strip().splitlines()[-1]
         assert last == (
-            f"OSError: [Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}: make room there: "
-            f"'{tmp_path}/{source}/out'"
+            f"OSError: [Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}: make room there, or raise "
+            f"the limit of file sizes (ulimit -f): '{tmp_path}/{source}/out'"
         )
         assert not (tmp_path / source / "out").exists()
+
+
+def test_fault_36_no_byte_can_be_written(tmp_path: Path) -> None:
+    code = """
+        import resource, signal, sys
+        from twinfeed.loaders import pack
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
+        pack([{"x": 1}], sys.argv[1] + "/out")
+    """
+    done = run_code(code, tmp_path)
+    assert done.stderr.strip().endswith(f"(ulimit -f): '{tmp_path}/out'")
+    assert list(tmp_path.rglob("*")) in ([], [tmp_path / "out"])
 
 
 def test_fault_37_read_only_data_is_indexed_to_another_folder(tmp_path: Path) -> None:

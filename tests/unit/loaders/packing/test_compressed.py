@@ -125,6 +125,33 @@ def test_fault_28_every_concatenated_stream_is_read(tmp_path: Path, how: str) ->
     assert found == [row["image/encoded"] for row in ROWS] * 2
 
 
+@pytest.mark.parametrize("zeros", [1, 512, 3 << 20])
+def test_zeros_after_a_stream_are_passed_over(tmp_path: Path, zeros: int) -> None:
+    """As gzip does: tapes and block devices fill up the last block."""
+    path = tfrecord(tmp_path / "a.gz", "gz")
+    stream = path.read_bytes()
+    path.write_bytes(stream + bytes(zeros) + stream + bytes(zeros))
+    assert len(pack(CompressedShards(path), tmp_path / "out")["data"]) == 2 * len(ROWS)
+    path.write_bytes(stream + bytes(zeros) + b"x")
+    with pytest.raises(DataCorruptionError, match="cannot be decompressed"):
+        pack(CompressedShards(path), tmp_path / "more")
+
+
+def test_lists_without_bytes_are_packed(tmp_path: Path) -> None:
+    """Images without objects, from compressed shards, and from an index, in any order."""
+    empty = np.array([], bytes)
+    rows = [{"x": b"1", "boxes": empty}, {"x": b"2", "boxes": [b"a"]}, {"x": b"3", "boxes": empty}]
+    path = tfrecord(tmp_path / "a.gz", "gz", rows)
+    index = pack(CompressedShards(path), tmp_path / "one", shards=2)["data"]
+    for again in (index, pack(index, tmp_path / "two", seed=1)["data"]):
+        with Reader(again) as reader:
+            read = reader.read(range(3), ["x", "boxes"])
+        boxes = dict(zip(read["x"], read["boxes"], strict=True))
+        assert boxes == {b"1": [], b"2": [b"a"], b"3": []}
+    with pytest.raises(ValueError, match=r"np.array\(\[\], bytes\)"):
+        pack([{"boxes": []}], tmp_path / "user")
+
+
 def test_empty_compressed_shard_warns(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     tar = write_tar(tmp_path / "plain", [("1", {"txt": b"one"})]).read_bytes()
