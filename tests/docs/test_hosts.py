@@ -15,7 +15,7 @@ PROGRAMS.remove("same_ids")  # what they share
 EXTRA = {"pytorch_metric_learning", "sentence_transformers"}  # of the extra `hosts`
 # Those that train, or start processes.
 LONG = [
-    *("accelerate_ranks", "grain_dataset", "keras_pydataset", "lightning_fit"),
+    *("accelerate_ranks", "endless_pass", "grain_dataset", "keras_pydataset", "lightning_fit"),
     *("stateful_dataloader", "torch_dataloader", "transformers_trainer", "webdataset_pipeline"),
     *(f"{library}_training" for library in sorted(EXTRA)),
 ]

@@ -139,6 +139,19 @@ def test_heading_has_search_word(word: str, page: str) -> None:
     assert any(word in heading.lower() for heading in headings)
 
 
+def test_first_page_opens_with_loader_of_reader_and_installation() -> None:
+    opening = (ROOT / "docs" / "index.md").read_text().split("\n## ")[0]
+    code = dict(re.findall(r"^```(\w+)\n(.*?)^```", opening, re.MULTILINE | re.DOTALL))
+    assert "DataLoader(dataset, batch_size=64, sampler=" in code["python"]
+    assert code["sh"].startswith("pip install ")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/migrating.md", "docs/samplers.md"])
+def test_name_of_sampler_that_begins_table_cell_is_link(page: str) -> None:
+    text = (ROOT / page).read_text().split("\n## Changes while training")[0]
+    assert re.findall(r"^\| .* \| (`(?!Distributed)\w+Sampler\b.*)$", text, re.MULTILINE) == []
+
+
 def test_comparison_of_outputs_ignores_timings_alone() -> None:
     assert all_alike("recall 93.9% of 732, 12.5 s", "recall 94.2% of 732, 1.0 s")
     assert not all_alike("recall 93.9% of 731, 12.5 s", "recall 94.2% of 732, 1.0 s")
