@@ -18,6 +18,7 @@ from twinfeed.loaders.building._parts import (
 )
 from twinfeed.loaders.building.classes import Vocabulary, integer_background
 from twinfeed.loaders.building.labels import (
+    FromExample,
     FromJson,
     check_one_kind,
     key_of,
@@ -246,6 +247,7 @@ class ShardScanner:
         source = self.label_source
         # The name of a field, or an object such as FromFolder, which needs the key.
         field = source.field if isinstance(source, FromJson) else source
+        field = "data" if isinstance(source, FromExample) else field
         # `values` has what the label of each record is computed from, and `kind` is its type.
         kind: str = "key"
         values: Iterable[bytes | str] = [key or "" for key in chunk.keys]

@@ -18,7 +18,7 @@ from typing import Any
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
 from twinfeed.loaders.formats.example import decode_list, locate
 from twinfeed.loaders.formats.records import Range, Record, Sample
-from twinfeed.loaders.index.options import Label, as_label
+from twinfeed.loaders.index.options import Label, LabelFrom, as_label
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.csv_rows import csv_rows
 from twinfeed.samplers import validate
@@ -267,20 +267,47 @@ def missing_error(item: str, record: Record, shard: str, advice: str, /) -> Data
     return DataCorruptionError(f"a record lacks {item}", **where, found=found, advice=advice)
 
 
+def label_source(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | None]:
+    """Return the kind of a source of labels and its name, as the manifest of an index has them.
+
+    For example, `label="cls"` gives ("field", "cls"), and `FromJson("json", "class")` gives
+    ("json", "json:class"). The other kinds are "example", "folder", "file", "table", "function".
+    """
+    if label is None or isinstance(label, str):
+        return (None if label is None else "field"), label
+    if isinstance(label, FromJson):
+        return "json", f"{label.field}:{label.key}" if label.key else label.field
+    if isinstance(label, FromFolder):
+        return "folder", str(label.level) if label.level else None
+    if isinstance(label, FromExample):
+        return "example", label.feature
+    if isinstance(label, FromFile):
+        return "file", label.pattern
+    if isinstance(label, FromTable):
+        return "table", None
+    if callable(label) and not isinstance(label, type):
+        return "function", None
+    raise TypeError(
+        "label must be a field's name, FromJson(...), FromFolder(), FromFile(...), FromTable(...), "
+        f"FromExample(...) or a function, got {label!r}"
+    )
+
+
+def label_options(kind: LabelFrom | None, name: str | None, /) -> list[str]:
+    """Return the options of the command line for a source of labels, by its kind and its name."""
+    if kind in (None, "function"):
+        return []
+    option = {"field": "--label", "table": "--label-table CSV"}.get(kind, f"--label-{kind}")
+    if kind == "folder" and name is not None:
+        option += "-level"
+    return option.split() + ([] if name is None else [name])
+
+
 def label_source_text(source: RecordLabel, /) -> str:
     """Return the name of a source of labels for messages, with the command-line option for it."""
-    if isinstance(source, FromJson):
-        path = f"{source.field}:{source.key}" if source.key else source.field
-        return f"label={source!r} (--label-json {shlex.quote(path)})"
-    if isinstance(source, FromFile):
-        return f"label={source!r} (--label-file {shlex.quote(source.pattern)})"
-    if isinstance(source, FromExample):
-        return f"label={source!r} (--label-example {shlex.quote(source.feature)})"
-    if isinstance(source, FromFolder):
-        return (
-            f"label={source!r} (--label-folder{f'-level {source.level}' if source.level else ''})"
-        )
-    return f"label={source!r}" if isinstance(source, str) else "the function of label="
+    if callable(source):
+        return "the function of label="
+    return f"label={source!r} ({shlex.join(label_options(*label_source(source)))})"
 
 
 def label_kind(label: Label, /) -> str:

@@ -7,19 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from twinfeed.loaders.building.labels import (
-    FromExample,
-    FromFile,
     FromFolder,
-    FromJson,
     FromTable,
     LabelSource,
     RecordLabel,
+    label_source,
 )
 from twinfeed.loaders.building.sources import Job, ShardSource
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats.records import OnBad, Record, RecordChunk
 from twinfeed.loaders.index.manifest import VERSION
-from twinfeed.loaders.index.options import IndexOptions, LabelFrom, Reading
+from twinfeed.loaders.index.options import IndexOptions, Reading
 from twinfeed.loaders.storage.url import Location, Root
 from twinfeed.loaders.support.checksum import crc32c
 
@@ -57,7 +55,7 @@ class BuildPlan:
         """
         if label is None and any(entry.label for job in source.jobs for entry in job.entries):
             label = FromFolder()  # images in folders that are named after classes
-        label_kind, label_name = _label_source_of(label)  # as the index stores where labels are
+        label_kind, label_name = label_source(label)  # as the index stores where labels are
         keys = None
         if isinstance(label, FromTable):
             # Records that are not in the table are skipped with missing="skip". But if there is a
@@ -123,32 +121,6 @@ def add_headers(checksum: int, headers: Iterable[bytes]) -> int:
     for header in headers:
         checksum = crc32c(checksum.to_bytes(4, "little") + header)
     return checksum
-
-
-def _label_source_of(label: LabelSource | None) -> tuple[LabelFrom | None, str | None]:
-    """Return the kind of a source of labels and its name, as the manifest of an index has them.
-
-    For example, `label="cls"` gives ("field", "cls"), and `FromJson("json", "class")` gives
-    ("json", "json:class"). The other kinds are "example", "folder", "file", "table", "function".
-    """
-    if label is None or isinstance(label, str):
-        return (None if label is None else "field"), label
-    if isinstance(label, FromJson):
-        return "json", f"{label.field}:{label.key}" if label.key else label.field
-    if isinstance(label, FromFolder):
-        return "folder", str(label.level) if label.level else None
-    if isinstance(label, FromExample):
-        return "example", label.feature
-    if isinstance(label, FromFile):
-        return "file", label.pattern
-    if isinstance(label, FromTable):
-        return "table", None
-    if callable(label) and not isinstance(label, type):
-        return "function", None
-    raise TypeError(
-        "label must be a field's name, FromJson(...), FromFolder(), FromFile(...), FromTable(...), "
-        f"FromExample(...) or a function, got {label!r}"
-    )
 
 
 def _field_aliases(fields: Fields | None) -> dict[str, str] | None:

@@ -6,17 +6,9 @@ import shlex
 import sys
 from typing import Any
 
+from twinfeed.loaders.building.labels import label_options
 from twinfeed.loaders.errors import printable
 from twinfeed.loaders.index.options import IndexOptions, Reading
-
-_LABEL_OPTIONS: dict[str | None, tuple[str, ...]] = {
-    "example": ("--label-example",),
-    "field": ("--label",),
-    "file": ("--label-file",),
-    "folder": ("--label-folder",),
-    "json": ("--label-json",),
-    "table": ("--label-table", "CSV"),
-}
 
 
 def print_lines(*lines: str, error: bool = False) -> None:
@@ -48,11 +40,7 @@ def options_built_with(options: IndexOptions, index: str, /) -> str:
         arguments += ["--field", name if name == aliases else f"{name}={aliases}"]
     for name in options.lists:
         arguments += ["--list", name]
-    is_deeper = options.label_from == "folder" and options.label is not None
-    arguments += (
-        ["--label-folder-level"] if is_deeper else _LABEL_OPTIONS.get(options.label_from, ())
-    )
-    arguments += [] if options.label is None else [options.label]
+    arguments += label_options(options.label_from, options.label)
     arguments += ["--classes", index] if options.classes_given else []
     arguments += ["--root", options.root] if options.root else []
     # Whether `--exclude` was used is not stored, but follows from two numbers: `left_out` counts

@@ -214,7 +214,11 @@ REFUSED: Refused = [
             rf"a record lacks {lacked}.*0\.tfrecord.*record: 1\n.*\['cls', 'png'\]\n.*{todo}",
         )
         for options, lacked, todo in (
-            ({"label": "clas"}, "a label: label='clas' gives none", "--missing skip"),
+            (
+                {"label": "clas"},
+                "a label: label='clas' .--label clas. gives none",
+                "--missing skip",
+            ),
             (
                 {"label": FromJson("jsn", "a")},
                 "a label: label=FromJson.* gives none",

@@ -454,7 +454,13 @@ def test_label_of_an_example_that_is_read_whole(tmp_path: Path) -> None:
     """An integer or a text; what is no Example, or lacks the feature, is an error at its place."""
     path, out = tmp_path / "a.tfrecord", tmp_path / "x.index"
     label = FromExample("target")
-    for values, expected in (([3, 5], [3, 5]), (["b", "a"], [1, 0]), ([[3.0], [5.0]], [3, 5])):
+    many = list(range(500))  # which are scanned as chunks
+    for values, expected in (
+        ([3, 5], [3, 5]),
+        (["b", "a"], [1, 0]),
+        ([[3.0], [5.0]], [3, 5]),
+        (many, many),
+    ):
         write_tfrecord(path, [{"target": value, "x": b"1"} for value in values])
         index = build_index(path, out, label=label, example=False)
         assert (index.labels.tolist(), list(index.fields)) == (expected, ["data"])
