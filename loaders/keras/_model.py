@@ -14,13 +14,25 @@ import numpy as np
 from twinfeed.loaders.support.array_types import Array
 
 
+def check_model(model: object) -> keras.Model:
+    """Return `model`; raise TypeError unless it is of Keras 3, as one of `tf_keras` is not."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"ResumeCallback trains models of Keras 3, got {type(model).__module__}."
+            f"{type(model).__name__}: for Keras 2, call model.fit(loader.dataset.map(…)), and save "
+            f"the loader's position by tf.train.Checkpoint(model=model, loader=loader)"
+        )
+    return model
+
+
 def optimizer_of(model: keras.Model) -> Any:
     """Return the optimizer of a model, after building its variables if they are not built yet.
 
     Raises:
+        TypeError: not a model of Keras 3.
         ValueError: a model that is not compiled.
     """
-    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(check_model(model), "optimizer", None)
     if optimizer is None:
         raise ValueError("the model must be compiled before restore, which loads its optimizer")
     if not optimizer.built:

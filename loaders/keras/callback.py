@@ -20,6 +20,7 @@ from twinfeed.loaders.keras._checkpoints import (
     readable,
 )
 from twinfeed.loaders.keras._data_adapter import LoaderDataAdapter
+from twinfeed.loaders.keras._model import check_model
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import Loader
@@ -169,14 +170,15 @@ class ResumeCallback(keras.callbacks.Callback):
             StateMismatchError: a checkpoint of other data or another sampler.
             ValueError: the model or the optimizer differs from the checkpoint, or the loader or its
                 sampler has the option.
-            TypeError: `arrange` is neither names nor a function nor a dataset; `validation_data`
-                is a feed, or its elements are dicts of fields; or images are not decoded.
+            TypeError: the model is not of Keras 3; `arrange` is neither names nor a function nor a
+                dataset; `validation_data` is a feed, or its elements are dicts of fields; or images
+                are not decoded.
         """
         epochs = validate.integer("epochs", epochs, minimum=0)
         arrange = _fit_arguments.resolve_arrange(arrange)
         _fit_arguments.check_options(self.loader, options, arrange)
         callbacks = _fit_arguments.check_callbacks(callbacks, self)
-        data = _fit_data(self.loader, arrange, model, options.get("class_weight"))
+        data = _fit_data(self.loader, arrange, check_model(model), options.get("class_weight"))
         if isinstance(options.get("validation_data"), Loader):
             options["validation_data"] = _fit_data(options["validation_data"], arrange, model)
         _fit_arguments.check_elements(self.loader, data, options.get("validation_data"))

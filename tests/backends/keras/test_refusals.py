@@ -140,6 +140,9 @@ OPTIMIZERS: list[Callable[[], Any]] = [
     lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
 ]
 
+KERAS_2 = r"models of Keras 3, got tensorflow\S*Module: for Keras 2, call model.fit\(loader.dataset"
+
+
 REFUSED: Refused = [
     (lambda path: ResumeCallback(made().feed, path), TypeError, LOADER),  # type: ignore[arg-type]
     (
@@ -154,6 +157,7 @@ REFUSED: Refused = [
     ),
     (lambda path: ResumeCallback(made(), ""), NotADirectoryError, "folder must be .*, got ''"),
     (lambda path: ResumeCallback(made(), __file__), NotADirectoryError, "folder for checkpoints"),
+    (lambda path: fit(path, tf.Module()), TypeError, KERAS_2),  # type: ignore[arg-type]
     (given(epochs="3"), TypeError, "epochs must be an int"),
     *((given(**{name: 1}), ValueError, f"takes no {name}=: ") for name in OPTIONS),
     (given(validation_split=0.2), ValueError, r"split\(…\), and give validation_data="),
