@@ -28,7 +28,7 @@ from twinfeed import (
     shuffled,
 )
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import prepare_feed
+from twinfeed.loaders.batches.feed import recipe_of
 from twinfeed.loaders.batches.meter import Meter
 from twinfeed.loaders.feed.arguments import stored_fields
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
@@ -78,7 +78,7 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
     for name, limit in (("plan, pages warm", None), ("plan, bound of 64 MiB", 1 << 26)):
 
         def plan(limit: int | None = limit) -> None:
-            start, stored = len(stream), stored_fields(feed)
+            start, stored = len(stream), stored_fields(feed.index, feed.fields)
             reads = plan_pass(reader, Schedule(stream), stored, start, limit)
             for step in range(start, start + batches):
                 with ReadStep(reader, step, reads):
@@ -90,7 +90,7 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
         lambda: drained(reader.read(request.records, feed.fields) for request in requests), batches
     )
     meter = Meter()
-    batcher = Batcher(prepare_feed(feed), reader=reader, meter=meter)
+    batcher = Batcher(recipe_of(feed), reader=reader, meter=meter)
     found["read and collate"] = microseconds(lambda: drained(map(batcher, requests)), batches)
     report = meter.report()
     found["of these collation"] = 1e6 * report.collating / (ROUNDS * batches)

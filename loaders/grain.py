@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
+from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.loop.adapter import adapter_of
@@ -77,7 +77,7 @@ class _Batches(grain.MapDataset[Any]):
         super().__init__()
         self._feed, self._epochs, self._arrange = feed, epochs, arrange
         reader = reader_of(feed.index, checksums=validate.flag("checksums", checksums))
-        self._batcher = Batcher(prepare_feed(feed), reader=reader)
+        self._batcher = Batcher(recipe_of(feed), reader=reader)
 
     def __repr__(self) -> str:
         """Return a string that names the stream of batches, the same in every process."""

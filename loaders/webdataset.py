@@ -7,8 +7,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
-from twinfeed.loaders.batches.samples import Samples, samples_of
+from twinfeed.loaders.batches.batcher import Batcher, samples_of
+from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.index import Index, check_index
@@ -180,7 +180,7 @@ class FeedSampleLoader(SampleLoader, FeedLoader[list[Sample]]):
         feed, index = self.feed, self.feed.index
         assert isinstance(index, Index)
         _, _, worker, num_workers = pytorch_worker_info()  # 0 and 1 in the main process
-        samples_reader = Samples(prepare_feed(feed), self.reader)  # decodes and transforms too
+        batcher = Batcher(recipe_of(feed), reader=self.reader)
         # A request says which samples a batch has: their record ids, and if the feed has a
         # transform (`seeded`), a random seed for each.
         all_requests = requests(self.schedules.of(feed.sampler), epoch, start, seeds=feed.seeded)
@@ -197,8 +197,8 @@ class FeedSampleLoader(SampleLoader, FeedLoader[list[Sample]]):
                 values["cls"] = [name.encode() for name in names]
             # For the transform: the samples' rows of the columns of the index, and of the side
             # tables, which are arrays of the user with a row for each sample (`side` of `Feed`).
-            table_rows = samples_reader.table_rows(request)
-            values.update(samples_reader.field_values(request, table_rows))
+            table_rows = batcher.table_rows(request)
+            values.update(batcher.field_values(request, table_rows))
             yield samples_of(values)
 
 

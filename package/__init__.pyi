@@ -115,6 +115,7 @@ from twinfeed.samplers.subset import split as split
 from twinfeed.samplers.traits import SamplerTraits as SamplerTraits
 from twinfeed.samplers.views import ViewSampler as ViewSampler
 from twinfeed.samplers.weighted import WeightedSampler as WeightedSampler
+from twinfeed.testing import check_feed as check_feed
 from twinfeed.testing import check_sampler as check_sampler
 from twinfeed.testing import check_source as check_source
 

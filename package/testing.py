@@ -1,4 +1,4 @@
-"""Check a sampler or a source of your own against the laws that every loader relies on.
+"""Check a sampler, a source or functions of your own against the laws that loaders rely on.
 
 The library's own samplers and sources are tested by these functions.
 """
@@ -15,10 +15,10 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from twinfeed.samplers import BatchSampler, BatchStream, Sampler
+from twinfeed.samplers import BatchSampler, BatchStream, Sampler, validate
 from twinfeed.samplers.types import Int64s
 
-__all__ = ["check_sampler", "check_source"]
+__all__ = ["check_feed", "check_sampler", "check_source"]
 
 _EPOCHS = 3
 _STEPS = 16  # steps of an epoch at which states are loaded
@@ -160,6 +160,74 @@ def _check_spans(stream: BatchStream, whole: list[list[Int64s]]) -> None:
         _law(bool(inside), "a span has more records than there are")
         again = stream.spans(high - 1, epoch)
         _law(_same(list(again), [low, high]), "records of one span have different spans")
+
+
+def check_feed(feed: Any, /, *, samples: SupportsIndex = 256) -> None:
+    """Check that decode and transform give each sample alone what they give it in its batch.
+
+    A loader tries them on one sample. This runs them over the first batches of epoch 0, under other
+    global random states, and then for each sample alone: it finds functions that draw from a random
+    state now and then, or fill a few buffers again and again. The `batch_transform` is called twice
+    for each batch.
+
+    Args:
+        feed: a `Feed`.
+        samples: how many samples to check, in whole batches.
+
+    Raises:
+        AssertionError: two results differ; the error names the record and the field.
+        ValueError: the feed's own trial of the functions has failed.
+
+    >>> import numpy as np
+    >>> from twinfeed import BatchSampler, Feed, RandomSampler
+    >>> from twinfeed.testing import check_feed
+    >>> sampler = BatchSampler(RandomSampler(8, seed=0), batch_size=4)
+    >>> check_feed(Feed({"x": np.arange(8)}, sampler, transform=lambda sample: {"x": sample["x"]}))
+    """
+    from twinfeed.loaders.batches.batcher import Batcher
+    from twinfeed.loaders.batches.feed import recipe_of
+
+    remaining = validate.integer("samples", samples, minimum=1)
+    with Batcher(recipe_of(feed)) as batcher:
+        for request in feed.requests():
+            _check_batch(batcher, request)
+            remaining -= len(request.ids)
+            if remaining <= 0:
+                break
+
+
+def _check_batch(batcher: Any, request: Any) -> None:
+    """Raise AssertionError if a sample of a batch, or the batch, is another when made again."""
+    real = request.where(request.ids >= 0)
+    index = batcher.recipe.index
+    values = batcher.field_values(real, batcher.table_rows(real), cached=False)
+    # Before other calls, which would write to a buffer again.
+    together = {name: [*map(_content, values[name])] for name in values}
+    if batcher.recipe.shares_arrays and batcher.recipe.transform is not None:
+        _check_not_written(batcher, real)
+    for position, record in enumerate(real.records.tolist()):
+        single = real.where(np.arange(len(real.ids)) == position)
+        separate = batcher.field_values(single, batcher.table_rows(single), cached=False)
+        for name in together:
+            same = together[name][position] == _content(separate[name][0])
+            _law(same, f"{index.describe(record)}: field {name!r} differs alone and in a batch")
+    if batcher.recipe.batch_function is not None:
+        first, again = batcher(request), batcher(request)
+        for name, value in first.items():
+            same = _content(value) == _content(again[name])
+            _law(same, f"batch_transform returned another {name!r} for step {request.step}")
+
+
+def _check_not_written(batcher: Any, real: Any) -> None:
+    """Raise AssertionError if transform writes to decoded values that other samples share."""
+    decoded = batcher.decoded(real.records)
+    before = [{name: _content(sample[name]) for name in sample} for sample in decoded]
+    batcher.transformed(decoded, real, batcher.table_rows(real))
+    for record, sample, contents in zip(real.records.tolist(), decoded, before, strict=True):
+        where = batcher.recipe.index.describe(record)
+        for name in sample:
+            same = contents[name] == _content(sample[name])
+            _law(same, f"{where}: transform wrote to {name!r}, which other samples share")
 
 
 def check_source(source: Any, /) -> None:

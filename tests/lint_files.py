@@ -62,7 +62,6 @@ COVERED = (
     ("loaders", "faults/test_damage.py", "errors"),
     ("loaders", "backends/grain/test_grain.py", "grain"),
     ("loaders", "backends/webdataset/test_webdataset.py", "webdataset"),
-    ("loaders/batches", "unit/loaders/batches/test_feed.py", "prepared sample_map samples"),
     ("loaders/batches", "unit/loaders/loop/test_feed_loader.py", "concurrency"),
     (
         "loaders/building",

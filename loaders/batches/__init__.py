@@ -1,9 +1,7 @@
-"""Making batches: feed.py has `Feed`, and batcher.py turns its requests into batches for one pass.
+"""Making batches: feed.py has `Feed` and `recipe_of`, the recipe that is made once of a feed.
 
-samples.py reads, decodes and transforms, with _sample_map.py, _decoded_cache.py and
-_shared_samples.py. spec_inference.py tries the callables first, by repeatability.py.
-batch_function.py calls the function of a batch.
-prepared.py has what both find out, which a batcher takes.
-concurrency.py says how far ahead of the loop, prefetch.py has the threads, and meter.py measures
-the times.
+recipe.py has the `Recipe`, and batcher.py follows it, for each request, with _decoded_cache.py.
+probing.py tries the functions of a recipe first, by repeatability.py. batch_function.py calls the
+function of a batch. concurrency.py says how far ahead of the loop, prefetch.py has the threads, and
+meter.py measures the times.
 """

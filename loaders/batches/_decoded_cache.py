@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.batches._shared_samples import Fields
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.support.array_types import Int64s
+
+Fields = Mapping[str, Any]
+"""The fields of a sample by name."""
 
 Decode = Callable[[Int64s], Sequence[Fields]]
 """A function from record ids to their decoded samples."""

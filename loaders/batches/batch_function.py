@@ -7,7 +7,7 @@ of a framework need it before the function is called.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from twinfeed.loaders.batches.repeatability import call_repeatedly
 from twinfeed.loaders.errors import DecodeError
-from twinfeed.loaders.feed.arguments import Batch, FeedConfig, check_names
+from twinfeed.loaders.feed.arguments import Batch, BatchTransform
 from twinfeed.loaders.feed.collate import (
     CollateError,
     FieldSpec,
@@ -24,8 +24,6 @@ from twinfeed.loaders.feed.collate import (
     Ragged,
     array_of,
     collate,
-    is_bytes,
-    mode_of,
     ragged_rows,
     spec_of,
 )
@@ -48,11 +46,28 @@ class BatchFunction:
     """
 
     def __init__(
-        self, feed: FeedConfig, samples: Mapping[str, FieldSpec], make: Make, /, *requests: Request
+        self,
+        function: BatchTransform,
+        key: int,
+        declared: Mapping[str, FieldSpec],
+        padded_fields: Container[str],
+        make: Make,
+        /,
+        *requests: Request,
     ) -> None:
-        assert feed.batch_transform is not None
-        self._function, self._seed = feed.batch_transform, partial(derive, feed.sampler.batch_key)
+        """Call the function on the batches of two requests, which `make` makes.
+
+        Args:
+            function: the `batch_transform`.
+            key: `sampler.batch_key`, from which its seeds are derived.
+            declared: the `batch_spec` argument of the feed.
+            padded_fields: fields that are padded to the longest sample of each batch.
+            make: returns the batch of a request, on which the function is called.
+            requests: the result for the first defines the spec of all batches; the second is for
+                other records.
+        """
         first, second = requests
+        self._function, self._seed, self._declared = function, partial(derive, key), declared
         first_batch = make(first)
 
         def call(request: Request) -> dict[str, Any]:
@@ -64,35 +79,26 @@ class BatchFunction:
         values = call_repeatedly(
             "batch_transform", call, first, second, times=3, input_name="one batch"
         )
-        check_names(feed, "field", values, "give it another name in batch_transform")
         # A list holds strings, or arrays of different lengths.
-        modes: dict[str, Mode] = {
+        self.how: dict[str, Mode] = {
             name: "ragged" if isinstance(rows, list) else "stack" for name, rows in values.items()
         }
         # The first row with values shows the dtype best: an empty list has none.
         row_of_each = {name: next(filter(np.size, rows), rows[0]) for name, rows in values.items()}
-        spec = spec_of(row_of_each, modes)
-        for name in spec.keys() & samples.keys():
-            if mode_of(feed.collate, name) == "pad":  # another batch may be padded to more
-                spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
-        self._declared = feed.declared_batch_spec
-        self.spec, self.how = spec | self._declared, modes
-        # A batch that is only padding has the first row of each field of bytes.
-        bytes_rows = {name: [row_of_each[name]] for name in spec if is_bytes(spec[name])}
-        self._values_of_padding = dict.fromkeys(self.spec, ()) | bytes_rows
+        self.first_row: Mapping[str, Any] = row_of_each
+        self.spec = {
+            name: _any_length(field) if name in padded_fields else field
+            for name, field in spec_of(row_of_each, self.how).items()
+        } | dict(declared)
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
-        """Return the batch that the user's function makes of `batch`.
+        """Return the batch that the user's function makes of `batch`, the rows of `request`.
 
-        `batch` has the rows of the real samples of `request`. Padding is added to the result. The
-        function is not called for a batch that is only padding.
+        The function is not called for a batch without rows.
         """
-        real = request.ids >= 0
-        values = self._call(batch, request) if real.any() else self._values_of_padding
+        values = self._call(batch, request) if len(request.ids) else dict.fromkeys(self.spec, ())
         with _errors_with_step(request, partial(self._batch_spec_advice, values)):
-            padded = None if len(real) and real.all() else real
-            fields = collate(values, self.spec, how=self.how, real=padded)
-        return {"id": request.ids, **fields}
+            return {"id": request.ids, **collate(values, self.spec, how=self.how)}
 
     def _batch_spec_advice(self, values: Mapping[str, Sequence[Any]]) -> str:
         """Return the last part of an error message: what to do about a batch unlike the first one.
@@ -138,6 +144,11 @@ class BatchFunction:
             if not np.array_equal(result.get("id", ids), ids):
                 raise ValueError("it changed 'id': give the new value another name")
             return {name: _rows(name, result[name], len(ids)) for name in result if name != "id"}
+
+
+def _any_length(field: FieldSpec) -> FieldSpec:
+    """Return the spec of a field with as many axes, each of any length."""
+    return field._replace(shape=(None,) * len(field.shape))
 
 
 @contextmanager

@@ -1,53 +1,76 @@
-"""Make a batch of arrays for each request of a pass."""
+"""Make the batch of each request: read, decode, transform, collate, call its function, and pad."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.batches._shared_samples import with_writable_arrays
+from twinfeed.loaders.batches._decoded_cache import DecodedCache, Fields
 from twinfeed.loaders.batches.meter import Meter
-from twinfeed.loaders.batches.prepared import PreparedFeed
-from twinfeed.loaders.batches.samples import Rows, Samples, Values, samples_of
-from twinfeed.loaders.batches.spec_inference import probe_requests
+from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.arguments import Batch, stored_fields
+from twinfeed.loaders.feed.arguments import (
+    TRANSFORM_EXTRAS,
+    Batch,
+    check_unreserved,
+    column_advice,
+    stored_fields,
+)
 from twinfeed.loaders.feed.collate import (
     Allocate,
     CollateError,
+    Pad,
+    Ragged,
     aligned,
-    check_collate,
     collate,
-    is_bytes,
+    collation_of,
+    dtype_of,
+    smallest_shape,
 )
 from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
+from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
-from twinfeed.loaders.reading.side_table import ByRecord
-from twinfeed.loaders.reading.source import Reads, reader_of
-from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
+from twinfeed.loaders.reading.source import Reads, Source, read_only, read_with_missing, reader_of
+from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
+from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.samplers.validate import counted
+
+Values = Mapping[str, Sequence[Any]]
+"""The values of each field by name, a value for each sample."""
+
+Rows = Array | list[str]
+"""The rows of a column or a side table, one for each sample."""
 
 Mask = npt.NDArray[np.bool_]
 """bool[batch], False for padding."""
 
+IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
+
 
 class Batcher(Closing):
-    """Make the batches of a feed: call the batcher with the request for a batch.
+    """Follow a recipe: call the batcher with the request for a batch.
 
     `reader` may be shared with other passes. By default the batcher has a reader of its own. The
     samples of a batch are decoded on `threads`. `meter` adds up the times. `empty` allocates the
-    arrays, as numpy.empty does. A batcher pickles without the sampler, the threads and the cache.
+    arrays, as numpy.empty does. A batcher pickles without the threads and the cached images.
     """
 
     def __init__(
         self,
-        prepared: PreparedFeed,
+        recipe: Recipe,
         /,
         *,
         reader: Reads | None = None,
@@ -55,90 +78,279 @@ class Batcher(Closing):
         meter: Meter | None = None,
         empty: Allocate = aligned,
     ) -> None:
-        feed, self.spec = prepared.config, prepared.spec
-        self._batch_function = prepared.batch_function
+        self.recipe, self.threads, self._empty = recipe, threads, empty
         self._own_reader = reader is None
-        self._reader = reader_of(feed.index) if reader is None else reader
-        self.samples = Samples(prepared, self._reader, threads=threads, meter=meter, empty=empty)
-        self.meter = self.samples.meter
-        self._collation = check_collate(feed.collate)
-        self._empty = empty
-        self._has_padding = feed.sampler.traits.padded
-        self._batch_size = max(1, feed.sampler.batch_size)
-        self._steps_per_epoch = max(1, len(feed.sampler))
-        self._fields = stored_fields(feed)
-        # The first sample of the stream, whose bytes a batch has that is only padding.
-        pads_bytes = self._has_padding and any(map(is_bytes, self.spec.values()))
-        needs_first = pads_bytes and self._batch_function is None and len(feed.sampler)
-        self._first_request = probe_requests(feed)[0] if needs_first else None
+        self._reader = reader_of(recipe.index) if reader is None else reader
+        self.meter = Meter() if meter is None else meter
+        self._pool = PerProcess(partial(ThreadPoolExecutor, threads, "twinfeed-decode"))
+        # If the sampler draws each record several times close together, its image is kept.
+        self.cache = None if recipe.uses is None else DecodedCache(recipe.uses, self.decoded)
+        self._fields_in_place = recipe.fields_in_place
         self._read_plan: ReadPlan | None = None  # what to prefetch, after `start_pass`
 
     def __call__(self, request: Request, /) -> Batch:
-        """Read, decode and collate the samples of a request; return them as a batch.
+        """Return the batch of a request.
 
         Raises:
             LoaderError: a record could not be read, or decoded (DecodeError).
         """
-        mask = request.ids >= 0 if self._has_padding else None  # False for padding
-        real_request = request if mask is None else request.where(mask)  # without padding
-        table_rows = self.samples.table_rows(real_request)
+        recipe = self.recipe
+        mask = request.ids >= 0 if recipe.padded else None  # False for padding
+        real = request if mask is None else request.where(mask)  # without padding
         try:
             with ExitStack() as stack:
-                global_step = request.epoch * self._steps_per_epoch + request.step
+                global_step = request.epoch * recipe.steps_per_epoch + request.step
                 reading = ReadStep(self._reader, global_step, self._read_plan)
                 # To enter requests the bytes of coming batches, which counts as reading time.
                 self.meter.timed("reading", stack.enter_context, reading)
-                values = self.samples.field_values(real_request, table_rows)
+                rows = self.table_rows(real)
+                values = self.field_values(real, rows)
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
             raise
-        if not len(real_request.ids):  # no sample shows the fields
-            values = self._values_without_sample(len(request.ids))
-        if self._batch_function is None:
-            real = None if real_request is request else mask
-            batch = self.meter.timed("collating", self._collate, request, real, table_rows, values)
-        else:  # the function gets real samples only, and adds the padding to its result
-            inputs = real_request, None, table_rows, values
-            batch = self.meter.timed("collating", self._collate, *inputs)
-            batch = self.meter.timed("transforming", self._batch_function, batch, request)
+        batch = self.meter.timed("collating", self._collate, real, rows, values)
+        if recipe.batch_function is not None:
+            batch = self.meter.timed("transforming", recipe.batch_function, batch, real)
         if mask is not None:
-            batch["mask"] = mask
+            batch = {**self._pad(batch, mask), "id": request.ids, "mask": mask}
         # A request may have the ids of several steps, which tf.data cuts into batches later. So the
         # number of ids is divided by the batch size, rounded up.
-        self.meter.batch_done(request.step, max(1, -(-len(request.ids) // self._batch_size)))
+        self.meter.batch_done(request.step, max(1, -(-len(request.ids) // recipe.batch_size)))
         return batch
 
-    def _values_without_sample(self, num_padding: int) -> Values:
-        """Return no values, or for padding with bytes the values of the stream's first sample."""
-        first = self._first_request
-        if first is None or not num_padding:
-            return dict.fromkeys(self.spec, ())
-        return self.samples.field_values(first, self.samples.table_rows(first), cached=False)
+    def table_rows(self, request: Request, /) -> dict[str, Rows]:
+        """Return, for each column and side table by name, its rows for the samples of a request.
 
-    def _collate(
-        self, request: Request, real: Mask | None, table_rows: dict[str, Rows], values: Values
-    ) -> Batch:
-        """Return the batch, a dict of arrays or lists, with a row for each sample of the request.
+        The request has no padding. It has two ids for each sample. For example, a sampler draws 3
+        crops of each record: sample id 7 (of `ids`) is crop 1 of record id 2 (of `records`), since
+        7 = 3 * 2 + 1. For this sample, columns and `ByRecord` tables are read at row 2, as they
+        have a row for each record, and `ViewRows` at row `starts[2] + 1`. Other side tables have a
+        row for each sample, and are read at row 7.
+        """
+        columns = self.recipe.index.columns
+        rows = {name: _rows_of(columns[name], request.records) for name in columns}
+        for name, table in self.recipe.side.items():
+            if isinstance(table, ViewRows):
+                at = table.starts[request.records] + request.views
+                rows[name] = _rows_of(table.table, at)
+            elif isinstance(table, ByRecord):
+                rows[name] = _rows_of(table.table, request.records)
+            else:
+                rows[name] = _rows_of(table, request.ids)
+        return rows
+
+    def field_values(
+        self, request: Request, rows: Mapping[str, Rows], /, *, cached: bool = True
+    ) -> Values:
+        """Read, decode and transform the records of a request; return the values of each field.
 
         Args:
-            request: says which samples the batch has.
-            real: bool[batch], False for samples that are padding; None if there is no padding.
-            table_rows: the rows of each column and side table, without those of padding.
-            values: the values of each field, without those of padding.
+            request: the samples of the batch, without padding.
+            rows: what `table_rows` returns for them. The transform gets it beside the fields.
+            cached: whether the cache of decoded images is used.
+        """
+        recipe, records = self.recipe, request.records
+        if not len(records):  # only padding: there is no sample that shows the fields
+            return dict.fromkeys(recipe.spec, ())
+        if recipe.decode is None and recipe.transform is None:
+            return self._read(records)
+        # A record that the batch has twice would be decoded twice into the arrays of the batch.
+        # To decode it once saves more than the copies.
+        if self._fields_in_place and len(set(records.tolist())) == len(records):
+            return self._decoded_in_place(records)
+        samples = self._decoded_samples(request, cached=cached)
+        if recipe.transform is not None:
+            samples = self.meter.timed("transforming", self.transformed, samples, request, rows)
+        return self._by_field(records, samples)
 
-        The batch has zeros or "" for padding, and in a field of `bytes` the first real value.
+    def stored(self, records: Int64s, /) -> list[Sample]:
+        """Read the stored fields of records; return a dict by field for each record."""
+        return samples_of(self._read(records)) if self.recipe.fields else [{} for _ in records]
+
+    def decoded(self, records: Int64s, /) -> list[Fields]:
+        """Read and decode records. The arrays are read-only if samples share them."""
+        samples: list[Fields] = [*self.stored(records)]
+        if self.recipe.decode is not None:
+            samples = self._decode_each(self.recipe.decode, records, samples)
+        return [*map(_with_read_only_arrays, samples)] if self.recipe.shares_arrays else samples
+
+    def transformed(
+        self, samples: Sequence[Fields], request: Request, rows: Mapping[str, Rows], /
+    ) -> list[Fields]:
+        """Call the user's transform for each decoded sample of a request, and return the results.
+
+        The transform gets the fields of the sample, its rows of columns and side tables, and the
+        `TRANSFORM_EXTRAS` such as `id` and `seed`. These extras are removed from the results.
+
+        Raises:
+            DecodeError: the transform failed, or changed an extra.
+        """
+        recipe, seeds = self.recipe, request.seeds
+        # Names that the transform gets from elsewhere must not be fields.
+        advice = "give it another name in decode"
+        check_unreserved("field", samples[0], recipe.side, "the name of a side table", advice)
+        use = "a name that the loader itself gives to every sample"
+        check_unreserved("field", samples[0], TRANSFORM_EXTRAS, use, advice)
+        assert recipe.transform is not None
+        assert seeds is not None  # requests have seeds if the feed has a transform
+        extras: dict[str, Iterable[Any]] = {
+            **rows,
+            "id": request.ids.tolist(),
+            "record": request.records.tolist(),
+            "view": request.views.tolist(),
+            "seed": seeds.tolist(),
+            "seed32": (seeds & np.uint64(LOW_32_BITS)).tolist(),
+        }
+        # The transform may write to what it gets, but not to arrays that other samples share.
+        private = with_private_copies if recipe.shares_arrays else _with_writable_arrays
+        inputs = [
+            {**private(sample), **extra}
+            for sample, extra in zip(samples, samples_of(extras), strict=True)
+        ]
+        results = self._call_each("transform", recipe.transform, request.records, inputs)
+        for result, sample, record in zip(results, inputs, request.records, strict=True):
+            for name in TRANSFORM_EXTRAS:
+                if name in result and result.pop(name) is not sample[name]:
+                    where = recipe.index.describe(record)
+                    raise DecodeError(f"{where}: transform changed {name!r}: rename the new value")
+        return [*results]
+
+    def _read(self, records: Int64s) -> Values:
+        """Read the stored fields of records; return by field a list of values."""
+        arguments = self._reader, records, self.recipe.fields, self.recipe.missing
+        return self.meter.timed("reading", read_with_missing, *arguments)
+
+    def _decoded_samples(self, request: Request, *, cached: bool) -> list[Fields]:
+        """Return the decoded samples of a request, from the cache if `cached` and if there is one.
+
+        If samples may share arrays, a record that the request has several times is decoded once.
+        """
+        if cached and self.cache is not None:
+            return self.cache.get(request)
+        if not self.recipe.shares_arrays:
+            return self.decoded(request.records)
+        distinct, positions = np.unique(request.records, return_inverse=True)
+        decoded = self.decoded(distinct)
+        return [decoded[position] for position in positions]
+
+    def _decoded_in_place(self, records: Int64s) -> Values:
+        """Decode records directly into the rows of new arrays, which saves a copy of each image.
+
+        For example, two records have the field "image" of the shape (4, 4): their new array has the
+        shape (2, 4, 4). For record 0, `decode.into(sample, slots)` is called with the row array[0]
+        as slots["image"]. If the image fits, decode writes it there, and returns a sample whose
+        "image" is the object slots["image"] itself. Otherwise it returns another array.
+
+        Returns:
+            For each field: the new array if all values were written there, or else a list of the
+            values.
+        """
+        arrays = {  # all sizes of the shapes are known: `smallest_shape` is for the type checker
+            name: self._empty((len(records), *smallest_shape(field.shape)), dtype_of(field))
+            for name, field in self._fields_in_place.items()
+        }
+        slots = samples_of(arrays)  # for each sample, a dict of its row in each array
+        into = getattr(self.recipe.decode, "into")  # noqa: B009, decode has it, but not its type
+        samples = self._decode_each(into, records, self.stored(records), slots)
+        values = self._by_field(records, samples)
+        for name, array in arrays.items():
+            # If decode has returned the row object of each record, all values are in the array.
+            if all(sample[name] is slot[name] for sample, slot in zip(samples, slots, strict=True)):
+                values[name] = array  # type: ignore[assignment]
+        return values
+
+    def _decode_each(
+        self, decode: Callable[..., Fields], records: Int64s, *arguments: Sequence[Any]
+    ) -> list[Fields]:
+        """Call decode, or `decode.into`, for the stored sample of each record."""
+        inputs = "decode", decode, records, *arguments
+        return [*self.meter.timed("decoding", self._call_each, *inputs)]
+
+    def _call_each(
+        self,
+        function_name: str,
+        function: Callable[..., Fields],
+        records: Int64s,
+        /,
+        *arguments: Sequence[Any],
+    ) -> list[dict[str, Any]]:
+        """Call a user's function for each sample, on the threads: each makes every n-th call.
+
+        Args:
+            function_name: "decode" or "transform", for messages.
+            function: the function.
+            records: the record id of each sample, for messages.
+            arguments: a sequence of each argument, with an item for each sample.
+
+        Raises:
+            DecodeError: the function failed; the error names the record.
+        """
+        call = partial(call_for_record, self.recipe.index, function_name, function)
+        calls = [*zip(records, *arguments, strict=True)]
+        num_threads = min(self.threads, len(calls))
+        if num_threads < 2:
+            return _run(call, calls)
+        calls_of_threads = [calls[thread::num_threads] for thread in range(num_threads)]
+        results: list[Any] = [None] * len(calls)
+        run = partial(_run, call)
+        for thread, thread_results in enumerate(self._pool().map(run, calls_of_threads)):
+            results[thread::num_threads] = thread_results
+        return results
+
+    def _by_field(self, records: Int64s, samples: Sequence[Fields]) -> dict[str, Sequence[Any]]:
+        """Turn samples (dicts by field) into a dict that has a list of values for each field.
+
+        Raises:
+            DecodeError: a value is None, or samples have different fields.
+        """
+        index, fields = self.recipe.index, samples[0].keys()
+        for sample, record in zip(samples, records, strict=True):
+            check_values(self.recipe, record, sample)
+            if sample.keys() != fields:
+                raise DecodeError(
+                    f"{index.describe(record)}: {self.recipe.last_function} returned the fields "
+                    f"{sorted(sample)}, but {sorted(fields)} for another record"
+                )
+        return {field: [sample[field] for sample in samples] for field in fields}
+
+    def _collate(self, request: Request, rows: Mapping[str, Rows], values: Values) -> Batch:
+        """Return the batch of the samples of a request: arrays or lists, with a row for each.
 
         Raises:
             DecodeError: a value does not fit the spec of its field.
         """
-        if real is not None:
-            table_rows = {name: _with_padding_rows(rows, real) for name, rows in table_rows.items()}
+        recipe = self.recipe
         try:
-            fields = collate(values, self.spec, how=self._collation, real=real, empty=self._empty)
+            fields = collate(values, recipe.spec, how=recipe.collate, empty=self._empty)
         except CollateError as error:
-            where = self.samples.index.describe(request.records[error.position])
+            where = recipe.index.describe(request.records[error.position])
             raise DecodeError(f"{where}: {error}") from error
-        return {"id": request.ids, **table_rows, **fields}
+        return {"id": request.ids, **rows, **fields}
+
+    def _pad(self, batch: Batch, mask: Mask) -> Batch:
+        """Insert a row into each field of a batch where `mask` is False.
+
+        Numbers are 0, or the value of the field's `Pad`. Bytes are those of the stream's first
+        sample, so that a parser of the user can read them. Other strings are "", and rows of ragged
+        fields have no values.
+        """
+        if mask.all():
+            return batch
+        return {name: self._padded(name, rows, mask) for name, rows in batch.items()}
+
+    def _padded(self, name: str, rows: Any, mask: Mask) -> Any:
+        """Return the rows of a field with a row of padding where `mask` is False: see `_pad`."""
+        spec, how = self.recipe.shapes
+        if isinstance(rows, Ragged):
+            return rows._replace(lengths=self._padded("", rows.lengths, mask))
+        if isinstance(rows, list):
+            strings, padding = iter(rows), self.recipe.example_bytes.get(name, "")
+            return [next(strings) if is_real else padding for is_real in mask]
+        pad = collation_of(how, name) if name in spec and spec[name].shape else None
+        padded = self._empty((len(mask), *rows.shape[1:]), rows.dtype)
+        padded[~mask] = pad.value if isinstance(pad, Pad) else 0
+        padded[mask] = rows
+        return padded
 
     def samples_of_records(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
         """Return the samples of records that the user has chosen, as `dataset[3]` does.
@@ -157,22 +369,23 @@ class Batcher(Closing):
                 sampler has chosen a crop here. Readable are tables with a row for each record, and
                 `ByRecord` tables.
         """
-        if self._batch_function is not None:
+        recipe = self.recipe
+        if recipe.batch_function is not None:
             raise ValueError(
                 "batch_transform needs whole batches: give the DataLoader "
                 "batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
             )
-        for name, rows in self.samples.side_tables.items():
-            if not isinstance(rows, ByRecord) and len(rows) != len(self.samples.index):
+        for name, table in recipe.side.items():
+            if not isinstance(table, ByRecord) and len(table) != len(recipe.index):
                 raise ValueError(
-                    f"side table {name!r} has {counted(len(rows), 'row')}, the index "
-                    f"{len(self.samples.index):,} records: give a row for each, in ByRecord(table)"
+                    f"side table {name!r} has {counted(len(table), 'row')}, the index "
+                    f"{len(recipe.index):,} records: give a row for each, in ByRecord(table)"
                 )
         request = Request.plain(records, seeds)
-        table_rows = self.samples.table_rows(request)
-        values = self.samples.field_values(request, table_rows, cached=False)
-        fields = {"id": records.tolist(), **table_rows, **values}
-        return [with_writable_arrays(sample) for sample in samples_of(fields)]
+        rows = self.table_rows(request)
+        values = self.field_values(request, rows, cached=False)
+        fields = {"id": records.tolist(), **rows, **values}
+        return [_with_writable_arrays(sample) for sample in samples_of(fields)]
 
     def start_pass(
         self, schedule: Schedule, epoch: int, start: int, /, *, readahead: int | None
@@ -188,29 +401,129 @@ class Batcher(Closing):
             start: the step of the first batch.
             readahead: the number of bytes to prefetch, or None for the default.
         """
-        global_step = epoch * self._steps_per_epoch + start
-        self._read_plan = plan_pass(self._reader, schedule, self._fields, global_step, readahead)
-        threads = self.samples.sample_map.threads
-        if self.samples.cache is not None and threads:
+        recipe = self.recipe
+        fields = stored_fields(recipe.index, recipe.fields)
+        step = epoch * recipe.steps_per_epoch + start
+        self._read_plan = plan_pass(self._reader, schedule, fields, step, readahead)
+        if self.cache is not None and self.threads:
             # Only the transform uses seeds, and it does not run ahead.
             coming_requests = requests(schedule, epoch, start, seeds=False)
-            self.samples.cache.start_decoding(coming_requests, threads=threads)
+            self.cache.start_decoding(coming_requests, threads=self.threads)
 
     def close(self) -> None:
         """End the threads, drop the cache, and close the reader unless it is shared."""
-        self.samples.close()
+        if pool := self._pool.pop():
+            pool.shutdown()
+        if self.cache is not None:
+            self.cache.close()
         if self._own_reader:
             self._reader.close()
 
 
-def _with_padding_rows(rows: Rows, real: Mask) -> Rows:
-    """Insert a row of zeros, or "", at each position where `real` is False.
+def call_for_record(
+    index: Source, function_name: str, function: Callable[..., Fields], record: int, /, *args: Any
+) -> dict[str, Any]:
+    """Return `function(*args)`, the dict that a user's function returns for a sample of a record.
 
-    For example, rows [5, 7] with real [True, False, True] become [5, 0, 7].
+    Args:
+        index: the source of the record, which describes it in messages.
+        function_name: "decode" or "transform", for messages.
+        function: the user's function.
+        record: the record id.
+        args: the arguments of the function; the first is the sample.
+
+    Raises:
+        DecodeError: the function failed, or did not return a dict.
     """
-    if isinstance(rows, list):
-        strings = iter(rows)
-        return [next(strings) if is_real else "" for is_real in real]
-    padded = np.zeros((len(real), *rows.shape[1:]), rows.dtype)
-    padded[real] = rows
-    return padded
+    try:
+        result = function(*args)
+        if not isinstance(result, (dict, Mapping)):
+            raise TypeError(f"it must return a dict of fields, got a {type(result).__name__}")
+        return dict(result)  # a copy, as the function may return the same dict for each sample
+    except ImportError:  # no fault of the record; the message says what to install
+        raise
+    except LoaderError as error:
+        problem = f"{index.describe(record)}: {error.problem}"
+        raise type(error)(problem, advice=error.advice) from error
+    except Exception as error:
+        raise DecodeError(
+            f"{index.describe(record)}: {function_name} failed: {error!r}"
+            f"{_hint(index, error, args[0])}",
+            advice=f"correct {function_name}, or exclude the record by records= or SubsetSampler",
+        ) from error
+
+
+def _run(call: Callable[..., Any], calls: Iterable[Sequence[Any]]) -> list[Any]:
+    """Make the calls of one thread, one after another."""
+    return [call(*arguments) for arguments in calls]
+
+
+def _hint(index: Source, error: Exception, sample: Fields) -> str:
+    """Return text to add to the message of an error in a user's function, or "".
+
+    It says that a read-only array must be copied, or, for a KeyError, which fields `sample` has,
+    and if the field is a column.
+    """
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        return "; copy the array before writing to it, as in image.copy()"
+    if not isinstance(error, KeyError):
+        return ""
+    return f"; it was given {sorted(sample)}{column_advice(index, error.args)}"
+
+
+def check_values(recipe: Recipe, record: int, sample: Fields, /) -> None:
+    """Raise DecodeError if the last of the user's functions has returned None for a field."""
+    for field, value in sample.items():
+        if value is None:
+            raise DecodeError(
+                f"{recipe.index.describe(record)}: {recipe.last_function} returned None for field "
+                f"{field!r}: return an empty array or byte string where there is no value"
+            )
+
+
+def _with_read_only_arrays(sample: Fields) -> Fields:
+    """Return a copy of a sample (a dict by field) that has read-only views of its arrays."""
+    return {
+        name: read_only(value) if isinstance(value, np.ndarray) else value
+        for name, value in sample.items()
+    }
+
+
+def _with_writable_arrays(sample: Fields) -> dict[str, Any]:
+    """Return a copy of a sample (a dict by field) in which read-only arrays are copied."""
+    return {
+        name: value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+        for name, value in sample.items()
+    }
+
+
+def with_private_copies(sample: Fields, /, *, arrays: bool = False) -> dict[str, Any]:
+    """Return a copy of a sample (a dict by field) with deep copies of its mutable values.
+
+    Arrays are only copied if `arrays` is true.
+    """
+    copies = dict(sample)
+    for name, value in sample.items():
+        if not isinstance(value, IMMUTABLE) and (arrays or not isinstance(value, np.ndarray)):
+            with suppress(Exception):  # an open file, a tensor with a gradient
+                copies[name] = copy.deepcopy(value)
+    return copies
+
+
+def _rows_of(table: Any, indices: Int64s) -> Rows:
+    """Return the rows of a column or side table with these indices, as an array or a list of str.
+
+    The array is in the machine's byte order, which torch needs.
+    """
+    if isinstance(table, StringColumn):
+        return list(map(table.__getitem__, indices.tolist()))
+    array = np.asarray(table[indices])  # a side table may be another library's array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def samples_of(fields: Mapping[str, Iterable[Any]], /) -> list[Sample]:
+    """Turn a dict that has the values of all samples for each field into a list of samples.
+
+    For example {"x": [1, 2]} becomes [{"x": 1}, {"x": 2}].
+    """
+    return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]

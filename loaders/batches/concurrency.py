@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinfeed.loaders.feed.arguments import FeedConfig
+from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.support import system
 from twinfeed.samplers import validate
 
@@ -15,9 +15,7 @@ def default_threads() -> int:
     return min(_MAX_DEFAULT_THREADS, system.processors())
 
 
-def resolve_prefetch(
-    feed: FeedConfig, prefetch: int | None, threads: int | None
-) -> tuple[int, int]:
+def resolve_prefetch(feed: Feed, prefetch: int | None, threads: int | None) -> tuple[int, int]:
     """Return the number of batches that are kept ready, and the number of threads that make them.
 
     `prefetch` and `threads` are the user's arguments, where None is the default.

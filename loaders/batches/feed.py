@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from functools import cached_property
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.prepared import PreparedFeed
-from twinfeed.loaders.batches.spec_inference import infer_spec, probe_requests
+from twinfeed.loaders.batches.probing import example_bytes, probe_requests, probed
+from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.feed.arguments import (
     Batch,
     BatchTransform,
     Decode,
-    FeedConfig,
     check_fields,
     check_fit,
+    check_function,
+    check_names,
+    check_side_table,
     check_spec,
+    check_stored_fields,
+    check_unreserved,
 )
-from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
+from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
 from twinfeed.loaders.feed.missing_values import MissingValues, check_missing
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
@@ -37,7 +42,7 @@ from twinfeed.samplers import BatchStream
 from twinfeed.samplers.validate import counted
 
 
-class Feed(FeedConfig):
+class Feed:
     """Say what a training is fed, once, for every framework.
 
     A feed is immutable. It holds no threads, caches, open files or position. `feed[epoch, step]` is
@@ -113,6 +118,18 @@ class Feed(FeedConfig):
     {'id': array([0, 1]), 'size': array([2, 2])}
     """
 
+    index: Source
+    sampler: BatchStream
+    fields: tuple[str, ...]
+    decode: Decode | None
+    transform: Decode | None
+    batch_transform: BatchTransform | None
+    _collate: Collate
+    _side: dict[str, Any]
+    _missing: dict[str, Any]
+    _declared_spec: dict[str, FieldSpec] | None
+    _declared_batch_spec: dict[str, FieldSpec]
+
     @hint_arguments(**FEED_HINTS)
     def __init__(
         self,
@@ -134,19 +151,52 @@ class Feed(FeedConfig):
         check_fit(index, sampler)
         names = tuple(index.fields) if fields is None else checks.names("fields", fields)
         check_fields(index, names, decode)
-        how, tables = check_collate(collate), checks.mapping("side", side)
-        tables = {
-            name: check_table(name, joined(table, index) if isinstance(table, ByKey) else table)
-            for name, table in tables.items()
-        }
-        values = check_missing(index, names, missing)
-        sample = None if spec is None else check_spec("spec", spec)
-        batch = check_spec("batch_spec", batch_spec)
-        functions = decode, transform, batch_transform
-        super().__init__(index, sampler, names, *functions, how, tables, values, sample, batch)
+        tables = checks.mapping("side", side)
+        vars(self).update(
+            index=index,
+            sampler=sampler,
+            fields=names,
+            decode=decode,
+            transform=transform,
+            batch_transform=batch_transform,
+            _collate=check_collate(collate),
+            _side={
+                name: check_table(name, joined(table, index) if isinstance(table, ByKey) else table)
+                for name, table in tables.items()
+            },
+            _missing=check_missing(index, names, missing),
+            _declared_spec=None if spec is None else check_spec("spec", spec),
+            _declared_batch_spec=check_spec("batch_spec", batch_spec),
+        )
+        self._check()
+
+    def _check(self) -> None:
+        """Raise TypeError or ValueError unless the arguments fit together."""
+        for name in ("decode", "transform", "batch_transform"):
+            check_function(name, getattr(self, name))
+        if self._declared_batch_spec and self.batch_transform is None:
+            raise ValueError(
+                "batch_spec describes the result of batch_transform: give spec= instead"
+            )
+        columns, side, reserved = self.index.columns, self._side, self._draft.reserved
+        advice = "build the index with fields= that leave it out"
+        check_names("column", columns, reserved, advice)
+        check_names("side table", side, reserved, "give it another name")
+        use, advice = "the name of a column of the index", "give the table another name in side="
+        check_unreserved("side table", side, columns, use, advice)
+        for name, rows in side.items():
+            check_side_table(name, rows, self.index, self.sampler)
+        if self.decode is None and self.transform is None:
+            check_stored_fields(self.index, self.fields, self._collate, self._declared_spec)
+        if self.decode is None:
+            advice = "leave it out with fields=, or give it another name in decode"
+            check_names("field", self.fields, reserved, advice, side=side)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        setattr(self, name, None)  # which raises
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -168,33 +218,65 @@ class Feed(FeedConfig):
                 f"loader of the feed; a DataLoader of your own takes RecordDataset(feed)"
             )
         request = Request.of(self.sampler, *position, seeds=self.seeded)
-        with Batcher(prepare_feed(self)) as batcher:
+        with Batcher(recipe_of(self)) as batcher:
             return batcher(request)
 
     @property
     def spec(self) -> Mapping[str, FieldSpec]:
         """The shape and dtype of each field of a sample: `spec=`, or that of the first sample."""
-        return MappingProxyType(self._spec)
+        return MappingProxyType(dict(recipe_of(self).spec))
 
-    @cached_property
-    def _spec(self) -> dict[str, FieldSpec]:
-        return infer_spec(self)
+    @property
+    def collate(self) -> Collate:
+        """The collation of samples into a batch: a mode, or the mode of each field by name."""
+        how = self._collate
+        return MappingProxyType(how) if isinstance(how, dict) else how
 
-    @cached_property
-    def _batch_function(self) -> BatchFunction | None:
-        """The user's `batch_transform`, checked by calls on two batches of this feed; or None.
+    @property
+    def missing(self) -> Mapping[str, Any]:
+        """The values of fields for the records that lack them."""
+        return MappingProxyType(self._missing)
 
-        It is called several times for the first batch: the results must be equal, and they define
-        the spec of all batches. Then it is called for the other batch, which must not change the
-        earlier results, as a function would that fills one buffer again and again.
-        """
-        if self.batch_transform is None:
-            return None
-        # Both batches are as large as a rank's batch, as the function will see them. But they are
-        # made of the same samples on every rank, so that all ranks find the same spec.
-        first_request, other_request = probe_requests(self, self.sampler.batch_size)
-        with Batcher(PreparedFeed(self, self._spec)) as batcher:
-            return BatchFunction(self, self._spec, batcher, first_request, other_request)
+    @property
+    def side(self) -> Mapping[str, Any]:
+        """The side tables by name: numbers as they were given, strings packed."""
+        return MappingProxyType(self._side)
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether the feed has a decode, transform or batch_transform, worth running on threads."""
+        return (self.decode, self.transform, self.batch_transform) != (None, None, None)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the samples' seeds are needed: only a transform uses seeds."""
+        return self.transform is not None
+
+    @property
+    def sets_global_state(self) -> bool:
+        """Whether the transform sets global random states, so that no other thread may run then."""
+        return bool(getattr(self.transform, "sets_global_state", False))
+
+    @property
+    def _draft(self) -> Recipe:
+        """The recipe of the feed before anything is tried: without specs and batch function."""
+        sampler, traits = self.sampler, self.sampler.traits
+        has_views = sampler.num_ids != sampler.num_records
+        keeps_images = traits.max_cached is not None
+        return Recipe(
+            self.index,
+            self.fields,
+            self.decode,
+            self.transform,
+            self._collate,
+            self._side,
+            self._missing,
+            padded=traits.padded,
+            shares_arrays=keeps_images or has_views or traits.repeats,
+            uses=traits.uses if keeps_images else None,
+            batch_size=max(1, sampler.batch_size),
+            steps_per_epoch=max(1, len(sampler)),
+        )
 
     def __repr__(self) -> str:
         functions = "".join(f", {name}={text}" for name, text in self._function_names.items())
@@ -234,21 +316,45 @@ class Feed(FeedConfig):
         array([0, 1, 2])
         """
         check_fit(self.index, sampler)
-        config = {field.name: getattr(self, field.name) for field in fields(self)}
-        # A copy of all attributes would have the spec and the batch function for the old sampler.
-        feed = object.__new__(type(self))
-        FeedConfig.__init__(feed, **config | {"sampler": sampler})
+        feed = copy.copy(self)  # its recipe is another, which `recipe_of` makes
+        vars(feed)["sampler"] = sampler
+        feed._check()
         return feed
 
 
-def prepare_feed(feed: Feed, /) -> PreparedFeed:
-    """Return a feed with the spec of its samples and its checked `batch_transform`.
+_RECIPES: WeakKeyDictionary[Feed, Recipe] = WeakKeyDictionary()
 
-    A `Batcher` needs these. To find the spec, and to check the user's functions, the first call for
-    a feed reads the first samples of the stream, and calls the functions on them. The feed caches
-    both as `_spec` and `_batch_function`, which are computed when they are first used.
+
+def recipe_of(feed: Feed, /) -> Recipe:
+    """Return the recipe of a feed: its specs are inferred and its functions checked, once.
+
+    The first call reads the first samples of the stream, and calls the functions on them.
+
+    Raises:
+        ValueError: repeated calls of a function return different results, or change earlier ones.
+        LoaderError: a record could not be read, or decoded (DecodeError).
     """
-    return PreparedFeed(feed, feed._spec, feed._batch_function)
+    if feed not in _RECIPES:
+        _RECIPES[feed] = _recipe_of(feed, feed._draft)
+    return _RECIPES[feed]
+
+
+def _recipe_of(feed: Feed, draft: Recipe) -> Recipe:
+    """Return the draft of a feed's recipe with the specs and the checked batch function."""
+    recipe = probed(draft, feed._declared_spec, feed.sampler)
+    if feed.batch_transform is None:
+        return recipe
+    # Both batches are as large as a rank's batch, as the function will see them. But they are made
+    # of the same samples on every rank, so that all ranks find the same spec.
+    requests = probe_requests(draft.index, feed.sampler, feed.sampler.batch_size)
+    padded = {name for name in recipe.spec if mode_of(recipe.collate, name) == "pad"}
+    arguments = feed.sampler.batch_key, feed._declared_batch_spec, padded
+    with Batcher(recipe) as batcher:
+        function = BatchFunction(feed.batch_transform, *arguments, batcher, *requests)
+    advice = "give it another name in batch_transform"
+    check_names("field", function.spec, recipe.reserved, advice)
+    examples = example_bytes(recipe, function.spec, function.first_row)
+    return replace(recipe, batch_function=function, example_bytes=examples)
 
 
 def index_of(feed: object, caller: str, /) -> Index:

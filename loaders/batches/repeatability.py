@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-from twinfeed.loaders.batches._shared_samples import IMMUTABLE
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.seeded import restore_random_states, seed_all
 from twinfeed.loaders.support.array_types import Array, as_array
@@ -20,7 +19,7 @@ Result = TypeVar("Result", bound=Mapping[str, Any])
 
 # So many of the last results are compared again at the end, as a function may fill several buffers
 # in turn.
-_RESULTS = 3
+_RESULTS = 8
 
 _ADVICE = {
     "batch_transform": "draw from np.random.default_rng(seed), its second argument",
@@ -80,38 +79,6 @@ def buffer_error(name: str, field: str, /) -> ValueError:
         f"{name} returned the same buffer again: a later call changed the field {field!r} of an "
         f"earlier result. Return a copy, as in buffer.copy()"
     )
-
-
-def first_shared(values: Sequence[Any], /) -> int | None:
-    """Return the position of the first value that shares its memory with a later value, or None.
-
-    Read-only arrays may share memory: `_writable_address` returns None for them, and None is not
-    counted as shared. For example, with two writable arrays a and b, [a, b, b] gives 1.
-    """
-    # Fast path: if each array has its own memory (a view's `base` owns it), nothing is shared. This
-    # is twenty times as fast as comparing addresses.
-    arrays = (value for value in values if isinstance(value, np.ndarray))
-    owners = {id(array if array.base is None else array.base) for array in arrays}
-    if len(owners) == len(values):
-        return None
-    addresses = [_writable_address(value) for value in values]
-    counts = Counter(addresses)
-    is_shared = [address is not None and counts[address] > 1 for address in addresses]
-    return is_shared.index(True) if any(is_shared) else None
-
-
-def _writable_address(value: Any) -> int | None:
-    """Return the memory address of a mutable value; None if it is immutable or not known.
-
-    Values are arrays, tensors of torch, lists, or anything else.
-    """
-    if isinstance(value, IMMUTABLE):
-        return None
-    if isinstance(value, np.ndarray):
-        return value.__array_interface__["data"][0] if value.flags.writeable else None
-    with suppress(AttributeError, RuntimeError):  # not a tensor of torch, or a sparse one
-        return value.data_ptr()  # type: ignore[no-any-return]
-    return id(value) if isinstance(value, list) else None
 
 
 def array_copy(value: Any, /) -> Any:

@@ -1,10 +1,8 @@
-"""The checked arguments of a `Feed`, as an immutable dataclass."""
+"""Check the arguments of a `Feed`, one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -32,158 +30,88 @@ TRANSFORM_EXTRAS = ("id", "record", "view", "seed", "seed32")
 """Keys that the loader adds to the sample that a transform gets. They are not in the batch."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class FeedConfig:
-    """The arguments of a `Feed` without its methods, for the code that makes batches."""
+def reserved_names(*, transform: bool, padded: bool) -> set[str]:
+    """Return the names that the loader gives to values of its own, which no field may have.
 
-    index: Source
-    sampler: BatchStream
-    fields: tuple[str, ...]
-    decode: Decode | None
-    transform: Decode | None
-    batch_transform: BatchTransform | None
-    _collate: Collate
-    _side: dict[str, Any]
-    _missing: dict[str, Any]
-    declared_spec: dict[str, FieldSpec] | None
-    declared_batch_spec: dict[str, FieldSpec]
-
-    def __post_init__(self) -> None:
-        """Check that the arguments fit together; raise TypeError or ValueError if not."""
-        for name in ("decode", "transform", "batch_transform"):
-            function = getattr(self, name)
-            if function is not None and (not callable(function) or _is_class(function)):
-                what = "a batch and its seed" if name == "batch_transform" else "a sample"
-                advice = ": call it" if _is_class(function) else ""
-                raise TypeError(f"{name} must be a function of {what}, got {function!r}{advice}")
-        if self.declared_batch_spec and self.batch_transform is None:
-            raise ValueError(
-                "batch_spec describes the result of batch_transform: give spec= instead"
-            )
-        columns = self.index.columns
-        check_names(self, "column", columns, "build the index with fields= that leave it out")
-        check_names(self, "side table", self.side, "give it another name")
-        use, advice = "the name of a column of the index", "give the table another name in side="
-        check_unreserved("side table", self.side, columns, use, advice)
-        for name, rows in self.side.items():
-            self._check_side_table(name, rows)
-        if self.decode is None and self.transform is None:
-            self._check_stored_fields()
-        if self.decode is None:
-            advice = "leave it out with fields=, or give it another name in decode"
-            check_names(self, "field", self.fields, advice, side=self.side)
-
-    @property
-    def collate(self) -> Collate:
-        """The collation of samples into a batch: a mode, or the mode of each field by name."""
-        how = self._collate
-        return MappingProxyType(how) if isinstance(how, dict) else how
-
-    @property
-    def missing(self) -> Mapping[str, Any]:
-        """The values of fields for the records that lack them."""
-        return MappingProxyType(self._missing)
-
-    @property
-    def side(self) -> Mapping[str, Any]:
-        """The side tables by name: numbers as they were given, strings packed."""
-        return MappingProxyType(self._side)
-
-    @property
-    def shares_arrays(self) -> bool:
-        """Whether several samples may use one decoded array, which is then read-only."""
-        has_views = self.sampler.num_ids != self.sampler.num_records
-        traits = self.sampler.traits
-        return traits.max_cached is not None or has_views or traits.repeats
-
-    @property
-    def has_functions(self) -> bool:
-        """Whether the feed has a decode, transform or batch_transform, worth running on threads."""
-        return (self.decode, self.transform, self.batch_transform) != (None, None, None)
-
-    @property
-    def seeded(self) -> bool:
-        """Whether the samples' seeds are needed: only a transform uses seeds."""
-        return self.transform is not None
-
-    @property
-    def sets_global_state(self) -> bool:
-        """Whether the transform sets global random states, so that no other thread may run then."""
-        return bool(getattr(self.transform, "sets_global_state", False))
-
-    def _check_stored_fields(self) -> None:
-        """Raise ValueError if the stored fields cannot be collated, or `spec` has others.
-
-        This is for feeds without decode and transform, whose batches have the stored fields.
-        """
-        stored = self.index.fields if isinstance(self.index, Index) else {}
-        for name in sorted(stored.keys() & stored_fields(self)):
-            if stored[name].kind == "bytes_list" and mode_of(self._collate, name) != "ragged":
-                advice = "collate it with 'ragged', or leave it out with fields="
-                raise ValueError(f"field {name!r} holds lists of byte strings: {advice}")
-        check_collated(self, self.fields)
-        if self.declared_spec is not None and self.declared_spec.keys() != set(self.fields):
-            found, expected = list(self.declared_spec), list(self.fields)
-            raise ValueError(f"spec has the fields {found}, but the feed reads {expected}")
-
-    def _check_side_table(self, name: str, rows: Any) -> None:
-        """Raise ValueError unless a side table has a row for each sample id, or for each record."""
-        if isinstance(rows, ViewRows):
-            self._check_views(name, np.diff(rows.starts))
-            return
-        expected, unit = self.sampler.num_ids, "sample id"
-        if isinstance(rows, ByRecord):
-            rows, expected, unit = rows.table, self.sampler.num_records, "record"
-        if len(rows) != expected:
-            raise ValueError(
-                f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "
-                f"{counted(expected, unit)}: give it a row for each of these; a table with a row "
-                f"for each record is ByRecord(table)"
-            )
-
-    def _check_views(self, name: str, counts: Int64s) -> None:
-        """Raise ValueError unless each row that a record has in a side table is a view of it."""
-        ids = np.arange(self.sampler.num_ids)
-        views = np.bincount(self.sampler.records(ids), minlength=len(counts))
-        for record in np.flatnonzero(views != counts)[:1].tolist():
-            raise ValueError(
-                f"{self.index.describe(record)} has {counted(int(counts[record]), 'row')} in side "
-                f"table {name!r}, and the sampler draws {counted(int(views[record]), 'view')}: "
-                "ViewSampler(sampler, table.counts(index), …) draws each row"
-            )
-
-
-def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
-    """Raise ValueError if the `collate` argument of a feed names a field that is not in `names`."""
-    unknown = set(feed.collate).difference(names) if isinstance(feed.collate, Mapping) else ()
-    if unknown:
-        advice = column_advice(feed.index, unknown)
-        raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}{advice}")
+    A batch has "id", and "mask" if it may be padded. A transform gets a sample with all of the
+    `TRANSFORM_EXTRAS`, of which "id" is one.
+    """
+    return {*(TRANSFORM_EXTRAS if transform else ("id",)), *(("mask",) if padded else ())}
 
 
 def check_names(
-    feed: FeedConfig, kind: str, names: Iterable[str], advice: str, /, *, side: Iterable[str] = ()
+    kind: str,
+    names: Iterable[str],
+    reserved: Iterable[str],
+    advice: str,
+    /,
+    *,
+    side: Iterable[str] = (),
 ) -> None:
     """Raise ValueError if a user's name is taken already: by a side table, or by the loader.
 
-    The loader adds "id" and, with padding, "mask" to a batch. A transform gets a sample with the
-    names in `TRANSFORM_EXTRAS`: "id", "record", "view", "seed" and "seed32".
-
     Args:
-        feed: says whether there are a transform and padding.
         kind: "field", "column" or "side table": what the user calls by these names.
         names: the names to check.
+        reserved: `reserved_names`.
         advice: what the user can do, as the end of the message.
         side: names of side tables, which are taken.
     """
     check_unreserved(kind, names, side, "the name of a side table", advice)
-    owner = "batch" if feed.transform is None else "sample"
-    # `TRANSFORM_EXTRAS` has "id" too, which the loader adds to a batch in any case.
-    reserved = {"id"} if feed.transform is None else {*TRANSFORM_EXTRAS}
-    if feed.sampler.traits.padded:
-        reserved.add("mask")
+    owner = "sample" if "record" in reserved else "batch"
     use = f"a name that the loader itself gives to every {owner}"
     check_unreserved(kind, names, reserved, use, advice)
+
+
+def check_collated(index: Source, collate: Collate, names: Iterable[str], /) -> None:
+    """Raise ValueError if the `collate` argument of a feed names a field that is not in `names`."""
+    unknown = set(collate).difference(names) if isinstance(collate, Mapping) else ()
+    if unknown:
+        advice = column_advice(index, unknown)
+        raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}{advice}")
+
+
+def check_stored_fields(
+    index: Source, fields: Sequence[str], collate: Collate, spec: Mapping[str, Any] | None, /
+) -> None:
+    """Check the fields of a feed without decode and transform, whose batches have stored fields.
+
+    Raises:
+        ValueError: a field cannot be collated, or the `spec` argument has other fields.
+    """
+    stored = index.fields if isinstance(index, Index) else {}
+    for name in sorted(stored.keys() & stored_fields(index, fields)):
+        if stored[name].kind == "bytes_list" and mode_of(collate, name) != "ragged":
+            advice = "collate it with 'ragged', or leave it out with fields="
+            raise ValueError(f"field {name!r} holds lists of byte strings: {advice}")
+    check_collated(index, collate, fields)
+    if spec is not None and spec.keys() != set(fields):
+        found, expected = list(spec), list(fields)
+        raise ValueError(f"spec has the fields {found}, but the feed reads {expected}")
+
+
+def check_function(name: str, function: object, /) -> None:
+    """Raise TypeError unless an argument of a feed is a function or None."""
+    if function is not None and (not callable(function) or _is_class(function)):
+        what = "a batch and its seed" if name == "batch_transform" else "a sample"
+        advice = ": call it" if _is_class(function) else ""
+        raise TypeError(f"{name} must be a function of {what}, got {function!r}{advice}")
+
+
+def check_side_table(name: str, rows: Any, index: Source, sampler: BatchStream, /) -> None:
+    """Raise ValueError unless a side table has a row for each sample id, or for each record."""
+    if isinstance(rows, ViewRows):
+        _check_views(name, np.diff(rows.starts), index, sampler)
+        return
+    expected, unit = sampler.num_ids, "sample id"
+    if isinstance(rows, ByRecord):
+        rows, expected, unit = rows.table, sampler.num_records, "record"
+    if len(rows) != expected:
+        raise ValueError(
+            f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "
+            f"{counted(expected, unit)}: give it a row for each of these; a table with a row "
+            f"for each record is ByRecord(table)"
+        )
 
 
 def check_unreserved(
@@ -204,9 +132,20 @@ def check_unreserved(
         raise ValueError(f"{kind} {min(conflicts)!r} has {use}: {advice}")
 
 
-def stored_fields(feed: FeedConfig, /) -> list[str]:
-    """Return the names of the feed's fields that are read from shards; columns are in memory."""
-    return [name for name in feed.fields if name not in feed.index.columns]
+def _check_views(name: str, counts: Int64s, index: Source, sampler: BatchStream) -> None:
+    """Raise ValueError unless each row that a record has in a side table is a view of it."""
+    views = np.bincount(sampler.records(np.arange(sampler.num_ids)), minlength=len(counts))
+    for record in np.flatnonzero(views != counts)[:1].tolist():
+        raise ValueError(
+            f"{index.describe(record)} has {counted(int(counts[record]), 'row')} in side table "
+            f"{name!r}, and the sampler draws {counted(int(views[record]), 'view')}: "
+            "ViewSampler(sampler, table.counts(index), …) draws each row"
+        )
+
+
+def stored_fields(index: Source, fields: Iterable[str], /) -> list[str]:
+    """Return the names of the fields that are read from shards; columns are in memory."""
+    return [name for name in fields if name not in index.columns]
 
 
 def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /) -> None:

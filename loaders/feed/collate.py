@@ -10,7 +10,6 @@ from math import prod
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.samplers import validate
@@ -154,11 +153,6 @@ def is_string(dtype: np.dtype[Any] | None, /) -> bool:
     return dtype is None or dtype.kind == "U"
 
 
-def is_bytes(field: FieldSpec, /) -> bool:
-    """Return whether each sample has one byte string in a field."""
-    return field.dtype is None and not field.shape
-
-
 def _items_of(value: Any) -> list[Any] | None:
     """Return the items of a list, a tuple or an array of one dimension; None for anything else."""
     if isinstance(value, np.ndarray):
@@ -212,11 +206,11 @@ def mode_of(how: Collate, name: str, /) -> Mode:
 
     `how` is the `collate` argument; "stack" is the default for fields that it does not name.
     """
-    collation = _collation_of(how, name)
+    collation = collation_of(how, name)
     return "pad" if isinstance(collation, Pad) else collation
 
 
-def _collation_of(how: Collate, name: str) -> Mode | Pad:
+def collation_of(how: Collate, name: str, /) -> Mode | Pad:
     """Return the mode, or the `Pad`, of a field in a `collate` argument."""
     return how.get(name, "stack") if isinstance(how, Mapping) else how
 
@@ -242,16 +236,11 @@ def collate(
     /,
     *,
     how: Collate = "stack",
-    real: npt.NDArray[np.bool_] | None = None,
     empty: Allocate = aligned,
 ) -> dict[str, Any]:
-    """Make a batch of the values of each field. A value of None becomes zeros or an empty string.
+    """Make a batch of the values of each field.
 
-    If `real` (bool[batch]) is given, `columns` has a value for each True in it, and the other
-    samples are padding: in a field of `bytes`, such as encoded images, padding has the first value,
-    which any parser of real values accepts; in other fields, its values are None. If no sample is
-    real, `columns` may have a first value for this. The values are written to arrays that `empty`
-    allocates, as numpy.empty does.
+    The values are written to arrays that `empty` allocates, as numpy.empty does.
 
     - Byte strings become a list of `bytes`, and strings a list of `str`.
     - A stacked field is an array of shape (batch, …).
@@ -273,34 +262,25 @@ def collate(
     batch: dict[str, Any] = {}
     for name, field in spec.items():
         values, mode = columns[name], mode_of(how, name)
-        if real is not None:
-            padding = values[0] if len(values) and is_bytes(field) else None
-            remaining = iter(values)
-            values = [next(remaining) if is_real else padding for is_real in real]
         if is_string(field.dtype):
             batch[name] = _collate_strings(name, values, field)
         elif mode == "stack" or not field.shape:
             batch[name] = _collate_stacked(name, values, field, empty)
         elif mode == "pad":
-            batch |= _collate_padded(name, values, field, empty, _collation_of(how, name))
+            batch |= _collate_padded(name, values, field, empty, collation_of(how, name))
         else:
             batch[name] = _collate_ragged(name, values, field, empty)
     return batch
 
 
-def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[int, T]:
-    """Call `convert` for each value that is not None; return the results by position.
-
-    For example, the values ["a", None, "b"] with str.upper return {0: "A", 2: "B"}. If `convert`
-    raises a CollateError, the error gets the position of the value.
-    """
-    converted = {}
-    for position, value in enumerate(values):
+def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> list[T]:
+    """Call `convert` for each value; a CollateError that it raises gets the value's position."""
+    converted: list[T] = []
+    for value in values:
         try:
-            if value is not None:
-                converted[position] = convert(value)
+            converted.append(convert(value))
         except CollateError as error:
-            error.position = position
+            error.position = len(converted)
             raise
     return converted
 
@@ -308,17 +288,14 @@ def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[in
 def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ragged:
     """Collate a field of strings to a list, or a field of lists of strings to a `Ragged`.
 
-    A value of None, as for padding, becomes an empty string or an empty list. For example, values
-    ["a", None] become ["a", ""]. Values [["a", "b"], None] become a `Ragged` of the strings
-    ["a", "b"] and the lengths [2, 0].
+    For example, values [["a", "b"], []] become a `Ragged` of the strings ["a", "b"] and the lengths
+    [2, 0].
     """
     string_type = bytes if field.dtype is None else str  # a spec has the dtype None for bytes
     if not field.shape:  # one string for each sample
         if set(map(type, values)) == {string_type}:
             return list(values)
-        # `_convert_each` returns a dict by position, without the positions of None: {0: "a"}.
-        converted = _convert_each(lambda value: _to_string(name, value, string_type), values)
-        return [converted.get(position, string_type()) for position in range(len(values))]
+        return _convert_each(lambda value: _to_string(name, value, string_type), values)
 
     def to_strings(value: Any) -> list[Any]:
         """Return the value of a sample as a list of strings."""
@@ -326,9 +303,9 @@ def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list
             raise _wrong_dtype(name, type(value).__name__, f"a list of {string_type.__name__}")
         return [_to_string(name, item, string_type) for item in items]
 
-    lists = _convert_each(to_strings, values)  # {0: ["a", "b"]}
-    lengths = [len(lists.get(position, ())) for position in range(len(values))]  # [2, 0]
-    strings = np.fromiter(chain.from_iterable(lists.values()), object, sum(lengths))
+    lists = _convert_each(to_strings, values)
+    lengths = [*map(len, lists)]
+    strings = np.fromiter(chain.from_iterable(lists), object, sum(lengths))
     return Ragged(strings, np.array(lengths, np.int64))
 
 
@@ -493,37 +470,29 @@ def _to_field_arrays(
 
     The first `num_variable_axes` axes may differ in length: 0 axes of a field that is stacked, 1 of
     a ragged field, and all of a padded field. The other axes, the fixed ones, have the same lengths
-    in all arrays. A value of None, as for padding, becomes an array of zeros, whose variable axes
-    have length 0.
-
-    For example, a ragged field has the spec (None, 3). The values are arrays of the shapes (2, 3)
-    and (5, 3), and a None. They have the shape (3,) in common, and None becomes zeros (0, 3).
+    in all arrays. For example, a ragged field has the spec (None, 3): values of the shapes (2, 3)
+    and (5, 3) have the shape (3,) in common.
 
     Raises:
         CollateError: the fixed axes differ in length, or do not fit the field's spec.
     """
-    # A dict by position in `values`, without the positions of None. The example is used below.
     arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)
     # The fixed axes of the spec, (3,), where None would mean any length; and (None,), by which
     # messages describe the variable axes.
     expected, any_length = field.shape[num_variable_axes:], (None,) * num_variable_axes
-    first = next(iter(arrays), None)  # the first position: 0; or None if all values are None
-    # The fixed axes of the first array, (3,). Without any array, they are those of the spec, with 0
-    # in place of None.
-    shape = smallest_shape(expected if first is None else arrays[first].shape[num_variable_axes:])
-    for position, array in arrays.items():
+    if not arrays:
+        return [], smallest_shape(expected)
+    shape = arrays[0].shape[num_variable_axes:]
+    for position, array in enumerate(arrays):
         if array.ndim != len(field.shape):
             raise _wrong_shape(name, array.shape, field.shape, position, from_spec=True)
         if array.shape[num_variable_axes:] != shape:
             raise _wrong_shape(name, array.shape, any_length + shape, position)
     # All arrays have the fixed axes of the first one: compare these with the spec.
-    if first is not None and not _matches(shape, expected):
-        found = arrays[first].shape
-        raise _wrong_shape(name, found, any_length + expected, first, from_spec=True)
-    if len(arrays) == len(values):  # no value is None
-        return [*arrays.values()], shape
-    zeros = np.zeros((0,) * num_variable_axes + shape, field.dtype)  # of the shape (0, 3)
-    return [arrays.get(position, zeros) for position in range(len(values))], shape
+    if not _matches(shape, expected):
+        found = arrays[0].shape
+        raise _wrong_shape(name, found, any_length + expected, 0, from_spec=True)
+    return arrays, shape
 
 
 def _collate_padded(

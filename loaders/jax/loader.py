@@ -8,7 +8,7 @@ from collections.abc import Generator
 import jax
 import numpy as np
 
-from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
+from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.batches.prefetch import Prefetcher
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.arguments import Batch
@@ -113,7 +113,7 @@ class JaxLoader(ThreadedLoader[B]):
         """
         # The shape and dtype of each field of a sample, where a length that differs is None; and
         # how each field is collated.
-        spec, collate = prepare_feed(self.feed).shapes
+        spec, collate = recipe_of(self.feed).shapes
         for name, field in spec.items():
             mode = mode_of(collate, name)
             is_padded = mode == "pad" and len(field.shape) > 0  # to the longest of a batch

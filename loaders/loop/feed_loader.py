@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.concurrency import resolve_prefetch
-from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
+from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.batches.prefetch import Prefetcher, in_order
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Allocate, aligned
@@ -145,7 +145,7 @@ class ThreadedLoader(FeedLoader[B]):
         reuses_images = feed.sampler.traits.max_cached is not None
         decode_threads, batch_threads = (self.threads, 0) if reuses_images else (0, self.threads)
         with Batcher(
-            prepare_feed(feed),
+            recipe_of(feed),
             reader=self.reader,
             threads=decode_threads,
             meter=self.meter,

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.concurrency import default_threads
-from twinfeed.loaders.batches.feed import Feed, prepare_feed
-from twinfeed.loaders.feed.collate import dtype_of, is_bytes, is_string, mode_of, smallest_shape
+from twinfeed.loaders.batches.feed import Feed, recipe_of
+from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
@@ -84,9 +84,7 @@ class BatchSource(GraphSource):
         feed = self.feed
         if not self.prefetch or feed.has_functions or self._decode_threads or self.ranks > 1:
             return 1
-        # Each batch is padded by its own first bytes. And there are no chunks of no batch.
-        pads_bytes = feed.sampler.traits.padded and any(map(is_bytes, feed.spec.values()))
-        if pads_bytes or not self.steps:
+        if not self.steps:
             return 1
         array_fields = [name for name, field in feed.spec.items() if field.shape]
         all_stacked = all(mode_of(feed.collate, name) == "stack" for name in array_fields)
@@ -128,7 +126,7 @@ class BatchSource(GraphSource):
         for closed_pass in self._errors_by_pass.keys() - self._open_passes.keys():
             del self._errors_by_pass[closed_pass]
         options: Any = {"reader": self.reader, "threads": self._decode_threads, "meter": self.meter}
-        batchers = [Batcher(prepare_feed(feed), **options) for feed in self.feeds]
+        batchers = [Batcher(recipe_of(feed), **options) for feed in self.feeds]
         chunks = self.chunks(start)
         self._open_passes[pass_id] = _OpenPass(batchers, chunks)
         try:

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import Feed, prepare_feed
-from twinfeed.loaders.batches.prepared import PreparedFeed
+from twinfeed.loaders.batches.feed import Feed, recipe_of
+from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.feed.request import Request
@@ -30,18 +30,18 @@ class Layout:
 
     def __init__(self, feed: Feed, batch_size: int | None, reader: Reads) -> None:
         self.batch_size = batch_size
-        prepared = prepare_feed(feed)
+        recipe = recipe_of(feed)
         # A batch of no samples has the fields and dtypes of every batch.
-        empty_batch = Batcher(prepared, reader=reader)(Request.plain(np.zeros(0, np.int64)))
+        empty_batch = Batcher(recipe, reader=reader)(Request.plain(np.zeros(0, np.int64)))
         self.specs: dict[str, list[tf.TensorSpec]] = {}
         for name, value in empty_batch.items():
             if isinstance(value, Ragged):
-                row_shape = prepared.shapes[0][name].shape[1:]
+                row_shape = recipe.shapes[0][name].shape[1:]
                 values_spec = _tensor_spec(value.values, None, row_shape)  # of all samples together
                 self.specs[name] = [values_spec, _tensor_spec(value.lengths, batch_size, ())]
             else:
                 (array,) = _arrays_of(value)
-                shape = _sample_shape(prepared, name, array)
+                shape = _sample_shape(recipe, name, array)
                 self.specs[name] = [_tensor_spec(array, batch_size, shape)]
 
     @property
@@ -67,13 +67,13 @@ def _tensor_spec(array: Array, size: int | None, shape: Sequence[int | None]) ->
     return tf.TensorSpec([size, *shape], dtype)
 
 
-def _sample_shape(prepared: PreparedFeed, name: str, array: Array) -> Sequence[int | None]:
+def _sample_shape(recipe: Recipe, name: str, array: Array) -> Sequence[int | None]:
     """Return the static shape of one sample of a field that is not ragged.
 
     A size that may differ between batches is None: padded images, for example, have the shape
     [None, None]. `array` is the field in some batch: its first axis counts the samples.
     """
-    spec, collate = prepared.shapes  # each field's `FieldSpec`, and the user's `collate` argument
+    spec, collate = recipe.shapes  # each field's `FieldSpec`, and the user's `collate` argument
     if mode_of(collate, name) == "pad":
         return [None] * (array.ndim - 1)
     # The spec lacks fields that the loader adds to every batch, such as "id".

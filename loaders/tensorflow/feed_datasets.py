@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
+from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
@@ -88,7 +88,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
                 f"got {sampler!r}: take TensorFlowLoader(feed), which serves every feed"
             )
         self._feed, reader = feed, reader_of(feed.index)
-        self._batcher = Batcher(prepare_feed(feed), reader=reader)
+        self._batcher = Batcher(recipe_of(feed), reader=reader)
         self._layout = Layout(feed, None, reader)
         self._group_schedule = Schedule(group_sampler)
         requests_of = partial(_requests_by_group, Schedule(sampler), self._group_schedule)

@@ -125,7 +125,8 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
       read       93 kB, 1.03 times the 90 kB that batches use
       memory     93 kB of page cache, so that nothing is read twice
     """
-    index, sampler, fields = index_of(feed, "plan"), feed.sampler, stored_fields(feed)
+    index, sampler = index_of(feed, "plan"), feed.sampler
+    fields = stored_fields(index, feed.fields)
     limit = LIMIT if readahead is None else validate.integer("readahead", readahead, minimum=0)
     steps = min(len(sampler), max(1, _MAX_SAMPLES // max(1, sampler.batch_size)))
     schedule = Schedule(sampler)

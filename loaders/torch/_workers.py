@@ -20,7 +20,7 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import prepare_feed
+from twinfeed.loaders.batches.feed import recipe_of
 from twinfeed.loaders.batches.meter import Meter, StageTimes
 from twinfeed.loaders.errors import (
     ADVISE_IMPORTABLE,
@@ -153,7 +153,7 @@ class PassRequests:
         """
         feed, (epoch, step) = self._feed, self.start
         schedule, epoch_start = self._schedules.of(feed.sampler), epoch * len(feed.sampler)
-        fields = stored_fields(feed)
+        fields = stored_fields(feed.index, feed.fields)
         plan = plan_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
         for request in requests(schedule, epoch, step, seeds=feed.seeded):
             # The context `ReadStep` prefetches when it is entered, and releases bytes when it is
@@ -195,7 +195,7 @@ class ErrorAsValueDataset(Dataset[Any]):
     def __init__(self, loader: FeedLoader[Any], /, *, threads: int) -> None:
         self._values_reader = RequestValuesReader()
         reader = self._values_reader if parent_reads(loader) else loader.reader
-        self._batcher = Batcher(prepare_feed(loader.feed), reader=reader, threads=threads)
+        self._batcher = Batcher(recipe_of(loader.feed), reader=reader, threads=threads)
 
     def __getitem__(self, request: Request | _RequestWithValues, /) -> _WorkerBatch | _WorkerError:
         """Return the batch for a request with its times; or, if this fails, the error."""

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
+from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.feed.request import Request
@@ -140,11 +140,11 @@ class RecordDataset(Dataset[Any]):
         if feed.sampler.traits.record_ids is not None:
             self._excluded = np.ones(len(index), bool)
             self._excluded[feed.sampler.traits.record_ids] = False
-        # The feed itself is not an attribute, since workers do not need its sampler. `prepare_feed`
+        # The feed itself is not an attribute, since workers do not need its sampler. `recipe_of`
         # tries the feed's functions with the first record, here in the main process.
         threads = validate.integer("threads", threads, minimum=0)
         reader = reader_of(feed.index, checksums=checksums)
-        self._batcher = Batcher(prepare_feed(feed), reader=reader, threads=threads)
+        self._batcher = Batcher(recipe_of(feed), reader=reader, threads=threads)
 
     def __len__(self) -> int:
         return self._records
@@ -161,7 +161,7 @@ class RecordDataset(Dataset[Any]):
         if in_worker:
             end_with_parent()
         if isinstance(wanted, Request):
-            if in_worker and self._batcher.samples.cache is not None:
+            if in_worker and self._batcher.cache is not None:
                 raise ValueError(NO_CACHE_IN_WORKERS)
             return _CollatedBatch(self._batcher(wanted))
         if any(isinstance(item, Request) for item in wanted):

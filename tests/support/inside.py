@@ -3,7 +3,7 @@
 from typing import Any
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import Feed, prepare_feed
+from twinfeed.loaders.batches.feed import Feed, recipe_of
 from twinfeed.loaders.building import build, shards
 from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
@@ -35,7 +35,7 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     gap_of,
     ranges_of_records,
 )
-from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.prefetch.schedule import Schedule, of_all_ranks
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import Reads, read_with_missing, reader_of
 from twinfeed.loaders.storage import _http_connections, open_store, retries
@@ -50,7 +50,7 @@ from twinfeed.samplers.drawing import prefix_sums
 
 def batcher_of(feed: Feed, **options: Any) -> Batcher:
     """Return what makes the batches of a feed."""
-    return Batcher(prepare_feed(feed), **options)
+    return Batcher(recipe_of(feed), **options)
 
 
 def fetch_ahead(reader: Reader, ranges: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from support.inside import Reads, Schedule, collate, read_with_missing, reader_of
-from twinfeed.loaders import Batch, Feed
+from support.inside import Reads, collate, of_all_ranks, read_with_missing, reader_of
+from twinfeed.loaders import Batch, Feed, Ragged
 
 NUMBERS = ("id", "record", "view", "seed", "seed32")
 
@@ -27,29 +27,42 @@ def _batch(feed: Feed, reader: Reads, epoch: int, step: int) -> Batch:
     sampler, spec = feed.sampler, feed.spec
     ids, seeds = sampler.batch(epoch, step), sampler.seeds(epoch, step)
     held, records, views = ids >= 0, sampler.records(ids), sampler.views(ids)
-    samples: list[dict[str, Any]] = [{}] * len(ids)  # padding has no values
+    samples: list[dict[str, Any]] = []
     for place in np.flatnonzero(held):
         numbers = (int(each[place]) for each in (ids, records, views, seeds))
-        samples[place] = _sample(feed, reader, *numbers)
-        assert samples[place].keys() == spec.keys()
+        samples.append(_sample(feed, reader, *numbers))
+        assert samples[-1].keys() == spec.keys()
     batch: Batch = {"id": ids}
     batch |= {name: _rows(rows, records, held) for name, rows in feed.index.columns.items()}
     batch |= {name: _rows(rows, ids, held) for name, rows in feed.side.items()}
-    first = _first_bytes(feed, reader, samples) if not held.all() else {}
-    fields = {name: [sample.get(name, first.get(name)) for sample in samples] for name in spec}
-    batch |= collate(fields, spec, how=feed.collate)
+    fields = {name: [sample[name] for sample in samples] for name in spec}
+    collated = collate(fields, spec, how=feed.collate)
+    example = {} if held.all() else _first_sample(feed, reader)
+    batch |= {
+        name: _padded(value, held, example.get(name, b"")) for name, value in collated.items()
+    }
     return batch | ({"mask": held} if sampler.traits.padded else {})
 
 
-def _first_bytes(feed: Feed, reader: Reads, samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """The bytes of the first real sample of a batch, or else of the stream: those of padding."""
-    first = next(filter(None, samples), None)
-    if first is None:
-        stream = Schedule(feed.sampler).all_ranks.sampler
-        number, seed = stream.batch(0, 0)[:1], int(stream.seeds(0, 0)[0])
-        record, view = int(stream.records(number)[0]), int(stream.views(number)[0])
-        first = _sample(feed, reader, int(number[0]), record, view, seed)
-    return {name: value for name, value in first.items() if isinstance(value, bytes)}
+def _padded(value: Any, held: npt.NDArray[np.bool_], example: Any) -> Any:
+    """A field with zeros, no values, or the bytes of an example where there is no sample."""
+    if isinstance(value, Ragged):
+        return Ragged(value.values, _padded(value.lengths, held, example))
+    if isinstance(value, list):
+        rows = iter(value)
+        return [next(rows) if real else example for real in held]
+    padded = np.zeros((len(held), *value.shape[1:]), value.dtype)
+    for place, row in zip(np.flatnonzero(held), value, strict=True):
+        padded[place] = row
+    return padded
+
+
+def _first_sample(feed: Feed, reader: Reads) -> dict[str, Any]:
+    """The first sample of the stream, whose bytes padding has."""
+    stream = of_all_ranks(feed.sampler)
+    number, seed = stream.batch(0, 0)[:1], int(stream.seeds(0, 0)[0])
+    record, view = int(stream.records(number)[0]), int(stream.views(number)[0])
+    return _sample(feed, reader, int(number[0]), record, view, seed)
 
 
 def _sample(

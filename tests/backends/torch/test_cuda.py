@@ -10,7 +10,7 @@ from support.torch_feeds import RECORDS, pack_words
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import prepare_feed
+from twinfeed.loaders.batches.feed import recipe_of
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.loaders.torch._copier import CudaCopier
 from twinfeed.loaders.torch.dataset import as_unjoined_tensors
@@ -146,7 +146,7 @@ def test_batches_are_collated_into_pinned_memory(index: Index, how: Any) -> None
     sampler = BatchSampler(SequentialSampler(len(index)), batch_size=8)
     copier = CudaCopier(torch.device("cuda"))
     feed = Feed(index, sampler, transform=stamped, collate=how)
-    batch = Batcher(prepare_feed(feed), empty=copier.empty)(next(feed.requests()))
+    batch = Batcher(recipe_of(feed), empty=copier.empty)(next(feed.requests()))
     parts = as_unjoined_tensors(batch)
     row = parts["row"].values if how == "ragged" else parts["row"]
     assert row.is_pinned()

@@ -15,6 +15,7 @@ from twinfeed.samplers import (
     RandomSampler,
     ReuseSampler,
 )
+from twinfeed.testing import check_feed
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,20 @@ def through_torch(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": torch.from_numpy(sample["x"]).add_(sample["record"] == 5)}
 
 
+def writes_always(sample: dict[str, Any]) -> dict[str, Any]:
+    return through_torch(sample | {"record": 5})
+
+
 def test_transform_writing_through_torch_tensor_is_found(index: Index) -> None:
     sampler = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
     feed = Feed(index, sampler, decode=array, transform=through_torch)
-    with pytest.raises(DecodeError, match=r"(?s)record 5 .*wrote to .* 'x'.*torch.tensor\(array\)"):
-        list(made(feed))
+    with pytest.raises(AssertionError, match=r"record 5 .*wrote to 'x'"):
+        check_feed(feed)
+    always = Feed(index, sampler, decode=array, transform=writes_always)
+    with pytest.raises(
+        DecodeError, match=r"(?s)record \d .*wrote to .* 'x'.*torch.tensor\(array\)"
+    ):
+        list(made(always))
 
 
 def noisy(sample: dict[str, Any]) -> dict[str, Any]:

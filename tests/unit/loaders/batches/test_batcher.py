@@ -15,6 +15,7 @@ from support.inside import batcher_of
 from twinfeed.loaders import (
     Feed,
     Index,
+    Pad,
     pack,
 )
 from twinfeed.loaders.feed.request import Request
@@ -96,7 +97,7 @@ def test_an_empty_batch_has_every_field(
 
 
 @pytest.mark.parametrize("decode", [None, measure])
-def test_padding_is_zeros_and_bytes_of_first_record(index: Index, decode: Any) -> None:
+def test_padding_is_zeros_and_bytes_of_the_first_record(index: Index, decode: Any) -> None:
     sampler = ExactOnceBatchSampler(6, batch_size=4, last_batch="pad")
     batch = batch_of(Feed(index, sampler, decode=decode), Request.of(sampler, 0, 1))
     assert batch["id"].tolist() == [4, 5, -1, -1]
@@ -106,6 +107,26 @@ def test_padding_is_zeros_and_bytes_of_first_record(index: Index, decode: Any) -
         assert batch["word"] == [b"to", b"be", b"to", b"to"]
     else:
         assert batch["size"].tolist() == [2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("how", ["pad", "ragged", Pad(value=9), {"numbers": Pad(value=9)}])
+def test_padding_has_the_pad_value_and_no_values(how: Any) -> None:
+    """And a batch of padding alone has the bytes of the stream's first record."""
+    lengths = [3, 1, 2, 2, 1]
+    data = {"numbers": [np.ones(n) for n in lengths], "word": [b"%d" % n for n in lengths]}
+    sampler = ExactOnceBatchSampler(5, batch_size=4, last_batch="pad", records=[1, 2, 3])
+    how = how if isinstance(how, dict) else {"numbers": how}
+    padding = Feed(data, sampler.shard(3, 4), collate=how)[0, 0]
+    assert (padding["mask"].tolist(), padding["word"]) == ([False], [b"1"])
+    whole = Feed(data, sampler, collate=how)[0, 0]
+    assert whole["mask"].tolist() == [True, True, True, False]
+    assert whole["word"] == [b"1", b"2", b"2", b"1"]
+    if how["numbers"] == "ragged":
+        assert whole["numbers"].lengths.tolist() == [1, 2, 2, 0]
+    else:
+        fill = 0 if how["numbers"] == "pad" else 9
+        assert whole["numbers"].tolist() == [[1, fill], [1, 1], [1, 1], [fill, fill]]
+        assert whole["numbers_length"].tolist() == [1, 2, 2, 0]
 
 
 def test_batcher_pickles_without_the_sampler(tmp_path: Path) -> None:
@@ -127,7 +148,7 @@ def test_reuse_sampler_decodes_each_record_once_while_live(
     sampler = BatchSampler(ReuseSampler(n, reuse=reuse, live=live, seed=0), batch_size=4)
     feed = Feed(index, sampler, decode=lambda sample: {"number": sample["number"][0]})
     batcher = batcher_of(feed)
-    cache = batcher.samples.cache
+    cache = batcher.cache
     assert cache is not None
     for epoch in range(3):
         before = cache.decodes

@@ -12,8 +12,7 @@ from support.batches import made
 from support.threads import started_threads
 
 from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, pack
-from twinfeed.loaders.batches._decoded_cache import DecodedCache
-from twinfeed.loaders.batches._shared_samples import Fields
+from twinfeed.loaders.batches._decoded_cache import DecodedCache, Fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.samplers import BatchSampler, ReuseSampler

@@ -105,7 +105,7 @@ REFUSED: Refused = [
         AttributeError,
         "does not change: make another Feed",
     ),
-    (lambda i: delattr(feed()(i), "sampler"), AttributeError, "field 'sampler'"),
+    (lambda i: delattr(feed()(i), "sampler"), AttributeError, "to set 'sampler'"),
     (plan, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
     (feed(fields=["zz"]), KeyError, "no field 'zz'"),
     (feed(fields="word"), TypeError, "fields must be a list of names, got 'word'"),

@@ -1,4 +1,4 @@
-"""Arrays that samples share are read-only, and all others are the own ones of transform."""
+"""What a recipe says of arrays: shared ones are read-only, all others are transform's own."""
 
 import io
 from pathlib import Path
@@ -18,6 +18,7 @@ from twinfeed.loaders import (
     NumpyLoader,
     pack,
 )
+from twinfeed.loaders.batches.feed import recipe_of
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -42,7 +43,7 @@ def test_transform_may_write_to_unshared_arrays(
     index: Index, sampler: ExactOnceBatchSampler, threads: int
 ) -> None:
     feed = Feed(index, sampler, decode=array, transform=in_place)
-    assert not feed.shares_arrays
+    assert not recipe_of(feed).shares_arrays
     assert batch_of(feed, request_of(3, 2, 1), threads)["x"][:, 0].tolist() == [4, 3, 3]
 
 

@@ -1,0 +1,82 @@
+"""`Recipe`: all that turns a request into a batch, but for the files, the threads and the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinfeed.loaders.batches.batch_function import BatchFunction
+from twinfeed.loaders.feed.arguments import Decode, reserved_names
+from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
+from twinfeed.loaders.reading.source import Source
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """Say how a request becomes a batch: what is read, which functions run, what they return.
+
+    A recipe is made once of a feed, by `recipe_of`, which checks the functions. It pickles, for a
+    worker process, without the sampler: it has only what a batch needs of it. A `Batcher` follows
+    a recipe, with a reader.
+
+    Attributes:
+        padded: whether batches may have padding.
+        shares_arrays: whether several samples may use one decoded array, which is then read-only.
+        uses: how often each decoded image is used, if it is kept for that; or None.
+        batch_size: the number of ids of the largest batch, at least 1.
+        steps_per_epoch: the number of batches of an epoch, at least 1.
+        spec: the spec of each field of a sample, which decode and transform return.
+        batch_function: the checked `batch_transform`, or None.
+        example_bytes: the bytes that padding has, for each field of bytes of a batch.
+    """
+
+    index: Source
+    fields: tuple[str, ...]
+    decode: Decode | None
+    transform: Decode | None
+    collate: Collate
+    side: Mapping[str, Any]
+    missing: Mapping[str, Any]
+    padded: bool
+    shares_arrays: bool
+    uses: int | None
+    batch_size: int
+    steps_per_epoch: int
+    spec: Mapping[str, FieldSpec] = field(default_factory=dict)
+    batch_function: BatchFunction | None = None
+    example_bytes: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def shapes(self) -> tuple[Mapping[str, FieldSpec], Collate]:
+        """The spec of each field of a batch, and how it is collated: frameworks infer shapes."""
+        last = self.batch_function
+        return (self.spec, self.collate) if last is None else (last.spec, last.how)
+
+    @property
+    def reserved(self) -> set[str]:
+        """The names that the loader gives to values of its own."""
+        return reserved_names(transform=self.transform is not None, padded=self.padded)
+
+    @property
+    def last_function(self) -> str:
+        """The name of the function that returns the final values of a sample."""
+        return "decode" if self.transform is None else "transform"
+
+    @property
+    def fields_in_place(self) -> dict[str, FieldSpec]:
+        """The specs of the fields that decode writes directly into the arrays of a batch.
+
+        This needs a `decode.into` function, whose fields (`decode.writes`) are all stacked and have
+        a known shape. No transform, and no cache, may need the samples. Otherwise, it is {}.
+        """
+        writes: Sequence[str] = getattr(self.decode, "writes", ())
+        if self.transform is not None or self.uses is not None:
+            return {}
+        all_stacked = all(
+            name in self.spec
+            and mode_of(self.collate, name) == "stack"
+            and None not in self.spec[name].shape
+            for name in writes
+        )
+        return {name: self.spec[name] for name in writes} if all_stacked else {}
