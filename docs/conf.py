@@ -21,7 +21,9 @@ html_title = "twinfeed"
 html_copy_source = False
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
-copybutton_prompt_text = "$ "  # of `console`, where output follows the commands
+# Output and prompts are not copied: `$` of `console`, and the others of examples in docstrings.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 exclude_patterns = ["site"]
 
 myst_heading_anchors = 3
