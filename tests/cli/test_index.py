@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 from support.formats import archive, member
 from support.inside import main, tfrecord
-from support.shards import flip, tars, tfrecords, write_tfrecord
+from support.shards import flip, tars, tfrecords, write_tar, write_tfrecord
 
 from twinfeed.loaders import build_index, open_index
 
@@ -34,6 +36,47 @@ def test_index_takes_labels_of_every_kind(
         assert open_index(out).classes == classes
     assert list(open_index(out).fields) == ["image"]
     assert "30 records, 3 shards" in capsys.readouterr().out
+
+
+def test_index_takes_folders_examples_and_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And `info` prints the options with which the index is built again."""
+    samples = [("cats/kittens/1", {"txt": b"a"}), ("dogs/puppies/2", {"txt": b"b"})]
+    tar = str(write_tar(tmp_path / "a.tar", samples))
+    rows = [{"target": text} for text in ("2", "10")]
+    records = str(write_tfrecord(tmp_path / "a.tfrecord", rows))
+    out = str(tmp_path / "x.index")
+    for shard, options, classes in [
+        (tar, ["--label-folder"], ("cats", "dogs")),
+        (tar, ["--label-folder-level", "-1"], ("kittens", "puppies")),
+        (tar, ["--label-folder-level", "1"], ("kittens", "puppies")),
+        (records, ["--raw", "--label-example", "target"], ()),
+        (records, ["--label", "target", "--label-names"], ("10", "2")),
+    ]:
+        assert main(["index", shard, "--out", out, *options, "-q"]) == 0, options
+        index = open_index(out)
+        assert index.classes == classes
+        capsys.readouterr()
+        assert main(["info", out]) == 0
+        printed = capsys.readouterr().out.partition("built with: ")[2].partition("\n")[0]
+        assert main(["index", shard, "--out", out, *shlex.split(printed), "-q"]) == 0, printed
+        assert open_index(out).fingerprint == index.fingerprint
+    for wrong, message in [
+        (["--label-folder-level", "x"], "invalid"),
+        (["--label-names", "--classes", out], "not allowed with argument"),
+        (["--label-folder", "--label-example", "a"], "not allowed with argument"),
+    ]:
+        with pytest.raises(SystemExit):
+            main(["index", tar, "--out", out, *wrong])
+        assert message in capsys.readouterr().err
+
+
+def test_help_says_what_a_table_of_labels_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["index", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"--label-table FILE a CSV .* header .* key and label .* a key is", text)
 
 
 def test_index_excludes_rest_of_broken_shard(

@@ -89,6 +89,7 @@ def labels(_: Corpus, draw: random.Random) -> None:
     """Take texts as labels: from everywhere the same numbers or names, or an error with one."""
     texts = [draw.choice(TEXTS) for _ in range(draw.randrange(1, 7))]
     texts = [*(str(draw.randrange(99)) for _ in range(draw.randrange(5))), *texts]
+    texts *= draw.choice((1, 1, 20))  # many records are scanned in chunks
     some = tuple(sorted({*draw.sample(texts, draw.randrange(len(texts)))}))
     classes: Any = draw.choice((None, None, "names", (), some, tuple(sorted({*texts}))))
     with TarWriter("m.tar") as writer:

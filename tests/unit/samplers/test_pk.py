@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from support import sampler_definitions as slow
 from support.sampler_cases import LABELS, NAMES, SUPER
 
-from twinfeed.samplers import PKBatchSampler, StateMismatchError
+from twinfeed.samplers import ExactOnceBatchSampler, PKBatchSampler, StateMismatchError
 
 FIRST_NAMES = np.array(["zoe", "amy", "bob", "cid", "dan", "eve", "fay", "gus", "hal", "ida"])
 CLASS_SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=8)
@@ -230,6 +230,23 @@ def test_records_option_is_checked(records: list[int], message: str) -> None:
     labels = np.arange(300) % 12
     with pytest.raises(ValueError, match=message):
         PKBatchSampler(labels, p=4, k=2, seed=7, records=np.array(records, np.int64))
+
+
+def test_mask_gives_the_records_where_it_is_true() -> None:
+    """As for labels of -1, which are no class: of P×K and of an evaluation."""
+    labels = np.array([0, 0, -1, 1, 1, -1, -1])
+    mask, ids = labels >= 0, [0, 1, 3, 4]
+    options: dict[str, Any] = {"p": 2, "k": 2, "seed": 0}
+    by_mask, by_ids = (PKBatchSampler(labels, records=r, **options) for r in (mask, ids))
+    assert by_mask.state_dict() == by_ids.state_dict()
+    assert [by_mask.batch(0, 0).tolist()] == [by_ids.batch(0, 0).tolist()]
+    exact = ExactOnceBatchSampler(7, batch_size=4, records=mask)
+    assert exact.batch(0, 0).tolist() == ids
+    for wrong in (mask[:6], mask[:, None]):
+        with pytest.raises((TypeError, ValueError), match=r"a mask|one-dimensional"):
+            PKBatchSampler(labels, records=wrong, **options)
+    with pytest.raises(ValueError, match="class"):
+        PKBatchSampler(labels, records=np.zeros(7, bool), **options)
 
 
 def test_ranks_get_whole_classes() -> None:

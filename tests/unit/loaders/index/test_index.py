@@ -302,7 +302,11 @@ REFUSED: Refused = [
     (opened("data.index", digest="0"), StaleIndexError, "another index.*expected: digest 0"),
     (opened("data.index", cache="/tmp"), TypeError, "cache must be a DiskCache, got '/tmp'"),
     (of(lambda index: Reader(index.path)), TypeError, r"got a PosixPath: open_index\(path\)"),  # type: ignore[arg-type]
-    (of(lambda index: index.labels), LoaderError, r"no labels.*label=, .* \['text'\].*a folder"),
+    (
+        of(lambda index: index.labels),
+        LoaderError,
+        r"no labels.*label=, .* \['text'\].*FromFile.*a folder",
+    ),
     (of(lambda index: index.columns["text"]), KeyError, r"column 'text': .* \['box'\]; a Reader"),
     (of(lambda index: index.table("jpg")), KeyError, r"no field 'jpg': .* fields \['text'\]"),
     (of(lambda index: index.keys([2])), IndexError, r"ids must lie in \[0, 2\), got 2"),
