@@ -17,7 +17,7 @@ import numpy as np
 
 from twinfeed.loaders.building.writer import IndexWriter
 from twinfeed.loaders.index.class_arrays import READ_ITEMS
-from twinfeed.loaders.index.options import Label, is_label
+from twinfeed.loaders.index.options import Label, as_label
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.samplers import ClassOrder
@@ -138,7 +138,7 @@ def check_classes(classes: Classes, /) -> Classes:
     if classes is None or (isinstance(classes, str) and classes == "names"):
         return classes
     counts = Counter(checks.names("classes", classes))
-    bad = [name for name, count in counts.items() if count > 1 or not is_label(name)]
+    bad = [name for name, count in counts.items() if count > 1 or as_label(name) is None]
     if bad:
         raise ValueError(f"classes must be different names that are not empty, got {bad[:5]}")
     return tuple(counts)

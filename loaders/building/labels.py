@@ -56,7 +56,8 @@ class FromExample:
     """Take the label from a feature of a `tf.train.Example` that is read as raw bytes, whole.
 
     This is for `example=False` (`--raw`), where an index has one field "data", which a parse
-    function of your own gets. The feature holds an integer, or a text.
+    function of your own gets. The feature holds an integer, or a text. `field` names another field
+    of bytes, such as a member of a tar.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import build_index, pack
@@ -69,6 +70,7 @@ class FromExample:
     """
 
     feature: str
+    field: str = "data"
 
 
 @dataclass(frozen=True)
@@ -213,10 +215,8 @@ def label_of(source: RecordLabel, record: Record, shard: str, below: str) -> Lab
     """
     if isinstance(source, str):
         value = _field_value(record.fields.get(source))
-    elif isinstance(source, FromJson):
-        value = _json_value(source, record, shard)
-    elif isinstance(source, FromExample):
-        value = _example_value(source, record, shard)
+    elif isinstance(source, FromJson | FromExample):
+        value = _parsed_value(source, record, shard)
     elif isinstance(source, FromFolder):
         # An `Entry` may have a label of its own. A TFRecord usually has no key, but a shard.
         own = record.label if source.level == 0 else None
@@ -375,28 +375,20 @@ def _folder(path: str, level: int) -> str | None:
     return folders[level] if -len(folders) <= level < len(folders) else None
 
 
-def _example_value(source: FromExample, record: Record, shard: str) -> Any:
-    """Return the value of a feature of a whole Example, or None if it lacks the feature."""
-    field = record.fields.get("data")
-    if field is None or field.kind != "bytes":
-        problem = "the field 'data' of FromExample"
-        raise missing_error(problem, record, shard, "read the records with example=False (--raw)")
-    try:
-        return _field_value(locate(field.data).get(source.feature))
-    except DataCorruptionError as error:
-        where = location_of(record, shard, field)
-        raise DataCorruptionError(error.problem, **where, advice=_FIX_RECORD_ADVICE) from None
-
-
-def _json_value(source: FromJson, record: Record, shard: str) -> Any:
-    """Return the value at a key path, such as "object.class", of a JSON field; None if missing."""
+def _parsed_value(source: FromJson | FromExample, record: Record, shard: str) -> Any:
+    """Return the value of a feature of an Example, or at a key path, such as "object.class", of
+    JSON; None if it is missing.
+    """
     field = record.fields.get(source.field)
     if field is None:
         return None
     try:
+        if isinstance(source, FromExample):
+            return _field_value(locate(field.data).get(source.feature))
         value = json.loads(field.data)
-    except (ValueError, RecursionError) as error:
-        problem = f"field {source.field!r} is not JSON: {error}"
+    except (ValueError, RecursionError) as error:  # a DataCorruptionError has a `problem`
+        kind = "JSON" if isinstance(source, FromJson) else "an Example"
+        problem = f"field {source.field!r} is not {kind}: {getattr(error, 'problem', error)}"
         where = location_of(record, shard, field)
         raise DataCorruptionError(problem, **where, advice=_FIX_RECORD_ADVICE) from None
     for key in source.key.split(".") if source.key else ():

@@ -236,10 +236,9 @@ def _add_index_parser(commands: Any) -> None:
     add("--out FOLDER", "the folder to create, or the index to replace", required=True)
     add_label_option = _add_label_options(parser)
     table_help = (
-        "a CSV or TSV file with a header that names the columns key and label (or with two "
+        "a CSV or TSV file of keys and labels, with the header key,label or of two columns; a key "
+        "is that of a tar's sample, of --key, or an image's path without its extension"
     )
-    table_help += "columns and no header); a key is a tar sample's, an image's path without its "
-    table_help += "extension, or the feature of --key"
     add_label_option("--label-table FILE", table_help)
     add_classes = partial(_add, parser.add_mutually_exclusive_group())
     classes_help = "the class names, one per line, in order; or an index with these class names"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import signature
 from typing import Literal, TypedDict, get_args
@@ -94,7 +95,7 @@ class Reading:
         validate.choice("missing", self.missing, get_args(Missing))
         validate.integer("max_record_bytes", self.max_record_bytes, minimum=1)
         object.__setattr__(self, "lists", tuple(sorted(set(checks.names("lists", self.lists)))))
-        if self.background is not None and not is_label(self.background):
+        if self.background is not None and as_label(self.background) is None:
             raise ValueError(f"background must be an int64 or a name, got {self.background!r}")
         plain = self.example and self.key is None and not self.lists
         if self.container not in (None, "tfrecord") and not plain:
@@ -155,25 +156,16 @@ def parse_reading_options(function: Callable[..., object], options: ReadingOptio
 Label = int | str
 
 
-def is_label(value: object, /) -> bool:
-    """Return whether a value can be a label: an integer of 64 bits, or a non-empty string."""
-    if isinstance(value, str):
-        try:
-            return len(value.encode()) > 0
-        except UnicodeEncodeError:  # a lone surrogate
-            return False
-    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return is_int and -(2**63) <= value < 2**63  # type: ignore[operator]
-
-
 def as_label(value: object, /) -> Label | None:
-    """Return a value as a label: a str, or an integer, also of a float; None for any other value.
+    """Return a value as a label: a str that is not empty, or an int64; None for any other value.
 
     A float counts if it is an integer, and small enough that no other integer rounds to it.
     """
+    if isinstance(value, str):
+        with suppress(UnicodeEncodeError):  # a lone surrogate
+            return str(value) if value.encode() else None
     if isinstance(value, (float, np.floating)):
         is_exact = abs(float(value)) < 2 / float(np.finfo(type(value)).eps)
         value = int(value) if is_exact and float(value).is_integer() else None
-    if not is_label(value):
-        return None
-    return str(value) if isinstance(value, str) else int(value)  # type: ignore[call-overload]
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return int(value) if is_int and -(2**63) <= value < 2**63 else None  # type: ignore[operator, call-overload]

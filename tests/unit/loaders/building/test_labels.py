@@ -26,6 +26,7 @@ from twinfeed.loaders import (
     verify,
 )
 from twinfeed.loaders.building import _merge
+from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 
@@ -450,6 +451,13 @@ def test_level_of_a_folder_is_an_integer(level: Any) -> None:
         FromFolder(level=level)
 
 
+def test_example_may_be_a_member_of_a_tar(tmp_path: Path) -> None:
+    members = [("a", {"pb": encode({"y": 3})}), ("b", {"pb": encode({"y": 5})})]
+    label = FromExample("y", field="pb")
+    index = build_index(write_tar(tmp_path / "a.tar", members), tmp_path / "x.index", label=label)
+    assert index.labels.tolist() == [3, 5]
+
+
 def test_label_of_an_example_that_is_read_whole(tmp_path: Path) -> None:
     """An integer or a text; what is no Example, or lacks the feature, is an error at its place."""
     path, out = tmp_path / "a.tfrecord", tmp_path / "x.index"
@@ -465,7 +473,7 @@ def test_label_of_an_example_that_is_read_whole(tmp_path: Path) -> None:
         index = build_index(path, out, label=label, example=False)
         assert (index.labels.tolist(), list(index.fields)) == (expected, ["data"])
         assert (index.options.label_from, index.options.label) == ("example", "target")
-        with pytest.raises(DataCorruptionError, match=r"lacks the field 'data' of FromExample"):
+        with pytest.raises(DataCorruptionError, match=r"gives none[^$]*example=False"):
             build_index(path, out, label=label)
     write_tfrecord(path, [{"target": 3}, {"x": b"1"}])
     with pytest.raises(
@@ -480,6 +488,6 @@ def test_label_of_an_example_that_is_read_whole(tmp_path: Path) -> None:
         build_index(path, out, label=label, example=False)
     with TFRecordWriter(path) as writer:
         writer.write(b"\x0a\xff\xff")
-    with pytest.raises(DataCorruptionError, match="not a valid tf") as caught:
+    with pytest.raises(DataCorruptionError, match="'data' is not an Example: not a v") as caught:
         build_index(path, out, label=label, example=False)
     assert (caught.value.record, caught.value.path) == (0, str(path))
