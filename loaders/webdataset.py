@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinfeed.loaders.batches.batcher import Batcher, samples_of
 from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
@@ -19,6 +19,7 @@ from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import BatchStream, validate
 
 with requires_extra("twinfeed.loaders.webdataset", "webdataset"):
+    from webdataset import DataPipeline
     from webdataset.utils import pytorch_worker_info
 
 __all__ = ["SampleLoader", "choose_samples", "samples"]
@@ -51,6 +52,7 @@ class SampleLoader(Loader[list[Sample]]):
     _counting_advice = "loop over source.track(loader)"
     # The (epoch, step) of the pass that `track` has started; `__call__` takes it, once.
     _next_pass: tuple[int, int] | None = None
+    _latest_keys: tuple[Any, Any] = (None, None)  # of the last two samples, for an error
 
     def __call__(self) -> Iterator[Sample]:
         """Return the samples of the pass that `track` has started; in a worker, only its part.
@@ -66,7 +68,14 @@ class SampleLoader(Loader[list[Sample]]):
                 "without repeat(), with_epoch() and persistent_workers=True"
             )
         (epoch, start), self._next_pass = self._next_pass, None
-        return chain.from_iterable(self._start_pass(epoch, start))
+        return self._noted(chain.from_iterable(self._start_pass(epoch, start)))
+
+    def _noted(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield samples, and note the key of each."""
+        for sample in samples:
+            key = sample.get("__key__") if isinstance(sample, dict) else None
+            self._latest_keys = self._latest_keys[1], key
+            yield sample
 
     def track(self, loader: Iterable[Any], /) -> Iterator[Any]:
         """Iterate over a pipeline or a `WebLoader` that reads from this object; count its batches.
@@ -80,11 +89,12 @@ class SampleLoader(Loader[list[Sample]]):
         Raises:
             ValueError: the batches of this rank differ in size (except for a smaller last batch),
                 but a pipeline can only make batches of one size; or, while iterating, `loader`
-                gives more or fewer batches than the epoch has.
+                gives more or fewer batches than the epoch has, or a stage drops a sample.
         """
         self._end_pass_and_tracking()
         epoch, start = self._cursor.start_pass()
         self._check_sizes(epoch, start)
+        self._check_stages(loader)
         # For `__call__`, which the pipeline calls when `_iterate_pass` iterates over it, below.
         self._next_pass = epoch, start
         self.meter.start(start)
@@ -108,6 +118,18 @@ class SampleLoader(Loader[list[Sample]]):
                 f"TorchLoader"
             )
 
+    def _check_stages(self, loader: Any) -> None:
+        """Replace the stages of the pipeline in place by checked ones, which workers get too."""
+        while loader is not None and loader is not self:
+            if isinstance(loader, DataPipeline):
+                first, *stages = loader.pipeline or [None]
+                if first is self:
+                    stages = [s.stage if isinstance(s, _CheckedStage) else s for s in stages]
+                    loader.pipeline = [self, *(_CheckedStage(self, stage) for stage in stages)]
+                loader = first
+            else:  # a DataLoader, which a WebLoader has as its first stage
+                loader = getattr(loader, "dataset", None)
+
     def _check_count(self, loader: Iterable[Any], expected: int) -> Generator[Any, None, None]:
         """Yield the batches of a pipeline or its `WebLoader`, and check how many it gives.
 
@@ -129,6 +151,46 @@ class SampleLoader(Loader[list[Sample]]):
                 f"by batched({self._sampler.batch_size}), and remove stages that drop, repeat or "
                 f"split samples"
             )
+
+
+class _CheckedStage(NamedTuple):
+    """A stage of a pipeline, which must give one sample for each, or one batch for a batch of them.
+
+    A sample that is dropped would shift all later batches, and the position would be wrong.
+    """
+
+    source: SampleLoader
+    stage: Any
+
+    def __call__(self, data: Iterable[Any]) -> Iterator[Any]:
+        """Run the stage, which is lazy: compare what it takes with what it gives."""
+        size, inputs, outputs, ended = self.source._sampler.batch_size, 0, 0, False
+
+        def counted() -> Iterator[Any]:
+            nonlocal inputs, ended
+            for item in data:
+                inputs += 1
+                yield item
+            ended = True
+
+        for item in DataPipeline().invoke(self.stage, counted()):
+            outputs += 1
+            # `batched` gives a batch when it takes the first sample of the next one.
+            if inputs > outputs and inputs - outputs * size not in (0, 1) and not ended:
+                raise self._error(inputs, outputs, self.source._latest_keys[0])
+            yield item
+        if inputs > outputs and outputs not in (inputs // size, -(-inputs // size)):
+            raise self._error(inputs, outputs, self.source._latest_keys[1])
+
+    def _error(self, inputs: int, outputs: int, key: object) -> ValueError:
+        """Return the error for a stage that dropped the sample `key`, or makes other batches."""
+        name = getattr(getattr(self.stage, "f", self.stage), "__name__", repr(self.stage))
+        return ValueError(
+            f"batches are not the stream's from sample {key!r} on: the stage {name} took {inputs} "
+            f"samples and gave {outputs}: remove stages that drop or shuffle (select, handler=), "
+            f"leave records out by the sampler, and make batches by "
+            f"batched({self.source._sampler.batch_size})"
+        )
 
 
 def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> SampleLoader:
