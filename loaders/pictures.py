@@ -27,7 +27,7 @@ from twinfeed.samplers import (
     simulate_shuffle_buffer,
 )
 from twinfeed.samplers.diagnostics import plot_order
-from twinfeed.samplers.validate import counted
+from twinfeed.samplers.validate import a_type, counted
 
 with requires_extra("twinfeed.loaders.pictures", "pictures"):
     from matplotlib.figure import Figure
@@ -172,7 +172,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
     6
     """
     if not isinstance(feed, Feed):
-        raise TypeError(f"show_batch takes a Feed, got a {type(feed).__name__}: give loader.feed")
+        raise TypeError(f"show_batch takes a Feed, got {a_type(feed)}: give loader.feed")
     batch = feed[epoch, step]
     images = next((name for name, value in batch.items() if _are_images(value)), None)
     if images is None:

@@ -277,8 +277,8 @@ def _samples_of(
     else:
         # A loader, which has `set_epoch`, defines `__array__`, only to explain why it is no array.
         if not validate.is_array_like(stream) or hasattr(stream, "set_epoch"):
-            kind = type(stream).__name__
-            raise TypeError(f"stream must be a sampler or ids, got a {kind}: pass feed.sampler")
+            found = validate.a_type(stream)
+            raise TypeError(f"stream must be a sampler or ids, got {found}: pass feed.sampler")
         ids = validate.integers("stream", stream, minimum=-1)
         batch_index = np.arange(len(ids)) // _required_size(batch_size)
         if num_records is None:

@@ -19,6 +19,7 @@ from twinfeed.samplers.state import first_step
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Bools, Int64s
+from twinfeed.samplers.validate import a_type
 
 _ATTEMPTS_OUTSIDE_BATCH = 64  # to find a replacement that is in another batch
 
@@ -35,7 +36,7 @@ def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, I
     """
     if exclude is not None and not isinstance(exclude, Mapping):
         raise TypeError(
-            f"exclude must be {{training step: ids}}, got a {type(exclude).__name__}: to leave "
+            f"exclude must be {{training step: ids}}, got {a_type(exclude)}: to leave "
             f"records out from the start, give the ids of the remaining ones to SubsetSampler"
         )
     check = partial(validate.sorted_record_ids, num_records=n, name="exclude")

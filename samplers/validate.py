@@ -160,6 +160,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
+def a_type(value: object) -> str:
+    """Return the name of a value's type with its article, such as "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
 def unmasked(name: str, values: Any) -> Array:
     """Return values as an array; ValueError if an entry is masked (`np.ma`) and so has no value.
 
@@ -169,7 +175,7 @@ def unmasked(name: str, values: Any) -> Array:
     """
     has_items = hasattr(values, "__getitem__") and not isinstance(values, Mapping)
     if isinstance(values, (Set, Iterator)) or (has_items and not is_array_like(values)):
-        raise TypeError(f"{name} must be a list or an array, got a {type(values).__name__}")
+        raise TypeError(f"{name} must be a list or an array, got {a_type(values)}")
     masked = np.flatnonzero(np.ma.getmask(values))
     if len(masked):
         raise ValueError(f"{name} must have no masked entry, got one at {masked[0]}: fill it first")

@@ -30,6 +30,7 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive
+from twinfeed.samplers.validate import a_type
 
 Make = Callable[[Request], Batch]
 
@@ -140,7 +141,7 @@ class BatchFunction:
         with _errors_with_step(request):
             result = self._function({**batch, "id": ids}, self._seed(request.epoch, request.step))
             if not isinstance(result, Mapping):
-                raise TypeError(f"it must return a dict of fields, got a {type(result).__name__}")
+                raise TypeError(f"it must return a dict of fields, got {a_type(result)}")
             if not np.array_equal(result.get("id", ids), ids):
                 raise ValueError("it changed 'id': give the new value another name")
             return {name: _rows(name, result[name], len(ids)) for name in result if name != "id"}

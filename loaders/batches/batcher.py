@@ -46,7 +46,7 @@ from twinfeed.loaders.reading.source import Reads, Source, read_only, read_with_
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.fork import PerProcess
-from twinfeed.samplers.validate import counted
+from twinfeed.samplers.validate import a_type, counted
 
 Values = Mapping[str, Sequence[Any]]
 """The values of each field by name, a value for each sample."""
@@ -438,7 +438,7 @@ def call_for_record(
     try:
         result = function(*args)
         if not isinstance(result, (dict, Mapping)):
-            raise TypeError(f"it must return a dict of fields, got a {type(result).__name__}")
+            raise TypeError(f"it must return a dict of fields, got {a_type(result)}")
         return dict(result)  # a copy, as the function may return the same dict for each sample
     except ImportError:  # no fault of the record; the message says what to install
         raise

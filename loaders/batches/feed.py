@@ -39,7 +39,7 @@ from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.argument_hints import FEED_HINTS, hint_arguments
 from twinfeed.loaders.support.display import html_table, short_repr
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.validate import counted
+from twinfeed.samplers.validate import a_type, counted
 
 
 class Feed:
@@ -364,7 +364,7 @@ def index_of(feed: object, caller: str, /) -> Index:
     """
     index = check_feed(feed).index
     if not isinstance(index, Index):
-        raise TypeError(f"{caller} needs an index, and the feed has a {type(index).__name__}")
+        raise TypeError(f"{caller} needs an index, and the feed has {a_type(index)}")
     return index
 
 

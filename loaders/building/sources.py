@@ -29,6 +29,7 @@ from twinfeed.loaders.storage.url import Location, Root, is_url, parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_shard
 from twinfeed.loaders.support.temporary import temporary_folder
+from twinfeed.samplers.validate import a_type
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -179,8 +180,7 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
     # A feed is not iterable, and `set_epoch` is a method of loaders and samplers.
     is_loader = hasattr(shards, "set_epoch")
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping) or is_loader:
-        kind = type(shards).__name__
-        raise TypeError(f"shards must be paths of files, got a {kind}")
+        raise TypeError(f"shards must be paths of files, got {a_type(shards)}")
     items: list[Any] = list(shards) if isinstance(shards, Sequence) else []
     if not (items and all(isinstance(item, Entry) for item in items)):
         return None

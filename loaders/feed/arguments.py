@@ -15,7 +15,7 @@ from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.validate import counted
+from twinfeed.samplers.validate import a_type, counted
 
 Batch = dict[str, Any]
 """The fields of a batch by name, as a loop receives them."""
@@ -181,7 +181,7 @@ def check_batches(sampler: BatchStream, /) -> None:
     """Raise TypeError unless an object is a sampler of batches."""
     if not isinstance(sampler, BatchStream):
         advice = "BatchSampler(sampler, batch_size=…) makes batches of a sampler's ids"
-        raise TypeError(f"sampler must give batches, got a {type(sampler).__name__}: {advice}")
+        raise TypeError(f"sampler must give batches, got {a_type(sampler)}: {advice}")
 
 
 def check_fit(index: Source, sampler: BatchStream, /) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.samplers import validate
+from twinfeed.samplers.validate import a_type
 
 T = TypeVar("T")
 
@@ -195,7 +196,7 @@ def array_of(name: str, value: Any, /) -> Array:
 def _unsupported_value(name: str, value: Any, contents: str) -> CollateError:
     """Return the error for a value that cannot be collated; `contents` says what it contains."""
     return CollateError(
-        f"field {name!r} holds a {type(value).__name__}{contents}, which a batch cannot hold",
+        f"field {name!r} holds {a_type(value)}{contents}, which a batch cannot hold",
         "make it an array of numbers or a string in decode or transform; a list of strings is "
         "collated with 'ragged', and needs spec= if the first list is empty",
     )

@@ -49,7 +49,7 @@ from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.display import html_table
 from twinfeed.loaders.support.temporary import remove_temporary
 from twinfeed.samplers import ClassOrder, validate
-from twinfeed.samplers.validate import counted
+from twinfeed.samplers.validate import a_type, counted
 
 SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 """One shard: its size, and the checksum of its record headers."""
@@ -523,9 +523,7 @@ def _open_arrays(folder: Path, where: str, root: Root, cache: DiskCache | None) 
 def check_index(index: Index) -> None:
     """Raise TypeError for anything but an `Index`."""
     if not isinstance(index, Index):
-        raise TypeError(
-            f"index must be an Index, got a {type(index).__name__}: open_index(path) gives one"
-        )
+        raise TypeError(f"index must be an Index, got {a_type(index)}: open_index(path) gives one")
 
 
 def _unpickle(

@@ -22,6 +22,7 @@ from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.deletable import delete_folder, is_deletable, mark_deletable
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file, read_file
+from twinfeed.samplers.validate import a_type
 
 VERSION = 3
 
@@ -286,4 +287,4 @@ def to_json(value: Any, arrays: list[Array]) -> Any:
         return [to_json(item, arrays) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"a {type(value).__name__} cannot be saved")
+    raise TypeError(f"{a_type(value)} cannot be saved")

@@ -17,6 +17,7 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.keras import _callback_states
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
+from twinfeed.samplers.validate import a_type
 
 # Options of `model.fit` that `ResumeCallback.fit` refuses, and what to do instead.
 _REFUSED_OPTIONS = {
@@ -35,7 +36,7 @@ def check_loader(loader: Any) -> None:
     """Raise TypeError for anything but a loader."""
     if not isinstance(loader, Loader):
         raise TypeError(
-            f"loader must be a loader, as in TensorFlowLoader(feed), got a {type(loader).__name__}"
+            f"loader must be a loader, as in TensorFlowLoader(feed), got {a_type(loader)}"
         )
 
 
@@ -85,7 +86,7 @@ def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any)
     if isinstance(validation, Feed) or (isinstance(validation, Loader) and not callable(arrange)):
         raise TypeError(
             f"validation_data must be a dataset of (inputs, targets), or a loader if arrange is a "
-            f"function or names of fields, got a {type(validation).__name__}: map the batches of "
+            f"function or names of fields, got {a_type(validation)}: map the batches of "
             f"the loader's dataset to (inputs, targets)"
         )
     _check_classes(loader, validation)

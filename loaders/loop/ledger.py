@@ -29,6 +29,7 @@ from twinfeed.loaders.support.atomic import flock
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.regular import open_regular
 from twinfeed.samplers import BatchStream, validate
+from twinfeed.samplers.validate import a_type
 
 LEDGER_VERSION = 1
 POSITION = Struct("<qq")
@@ -80,7 +81,7 @@ def sampler_of(feed_or_sampler: Feed | BatchStream, /) -> BatchStream:
     """
     sampler = feed_or_sampler.sampler if isinstance(feed_or_sampler, Feed) else feed_or_sampler
     if not isinstance(sampler, BatchStream):
-        raise TypeError(f"expected a Feed or a batch sampler, got a {type(sampler).__name__}")
+        raise TypeError(f"expected a Feed or a batch sampler, got {a_type(sampler)}")
     return sampler
 
 

@@ -25,7 +25,7 @@ from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import validate
 from twinfeed.samplers.mapped import as_mapped, is_mapped
-from twinfeed.samplers.validate import counted
+from twinfeed.samplers.validate import a_type, counted
 
 Values = Mapping[str, Any]
 
@@ -51,7 +51,8 @@ class DatasetSource:
     same: random numbers belong in `transform`.
 
     Args:
-        data: the dataset. Of a dataframe give `frame.to_arrow()`, or `Dataset.from_pandas(frame)`.
+        data: the dataset. Of a dataframe give `frame.to_arrow()` (polars), or
+            `frame.to_dict("list")` (pandas).
         label: the name of the field that holds each record's label, an integer. It becomes
             `columns[label]`, for samplers and in every batch.
         columns: the names of more fields with a number for each record, or a dict of arrays. They
@@ -100,8 +101,8 @@ class DatasetSource:
             raise ValueError(f"fields must be different names, got {wanted}")
         dataset = _dataset_class(data)(data, wanted)
         if len(dataset) and not dataset.names:
-            raise ValueError(f"record 0 of a {type(data).__name__} must have a field, got none")
-        self._data, self._class_name = dataset, type(data).__name__
+            raise ValueError(f"record 0 of {a_type(data)} must have a field, got none")
+        self._data, self._type = dataset, a_type(data)
         self._one_thread_at_a_time = not (validate.flag("threads", threads) or dataset.thread_safe)
         self.fresh, self.in_memory = dataset.fresh, dataset.in_memory
         self.unnamed_type = dataset.unnamed_type
@@ -127,7 +128,7 @@ class DatasetSource:
 
     def __repr__(self) -> str:
         names = f"fields {self.fields}, columns {[*self.columns]}"
-        return f"<DatasetSource of a {self._class_name}: {counted(len(self), 'record')}, {names}>"
+        return f"<DatasetSource of {self._type}: {counted(len(self), 'record')}, {names}>"
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -135,7 +136,7 @@ class DatasetSource:
 
     def describe(self, record: int, /) -> str:
         """Return in one line which record this is, for messages."""
-        return f"record {record} of a {self._class_name}"
+        return f"record {record} of {self._type}"
 
     def reader(self, *, checksums: bool) -> DatasetSource:
         """Return this source: there are no checksums to compare."""
@@ -169,7 +170,7 @@ class _Items:
         try:
             first = self._items([0])[0] if len(data) else dict.fromkeys(fields)
         except Exception as error:
-            error.add_note(f"in record 0 of a {type(data).__name__}, read to find the field names")
+            error.add_note(f"in record 0 of {a_type(data)}, read to find the field names")
             raise
         self.unnamed_type = "" if isinstance(first, Mapping) else type(first).__name__
         self.names = _field_names(first, fields)
@@ -375,9 +376,8 @@ def as_source(records: Any, /) -> Source:
         TypeError: `records` is a path or a sampler, or cannot be indexed by record id, or its
             records are not dicts, so that their values have no names.
     """
-    type_name = type(records).__name__
     if validate.is_stream(records):
-        raise TypeError(f"index must be the data, got a {type_name}: write Feed(data, sampler)")
+        raise TypeError(f"index must be the data, got {a_type(records)}: write Feed(data, sampler)")
     # A dataset may have one of these attributes, as a dataframe has `describe`. An object with two
     # is meant as a source. If it lacks an attribute of a source, `check_source` says which.
     if sum(hasattr(records, name) for name in ("describe", "digests", "reader")) >= 2:
@@ -388,7 +388,7 @@ def as_source(records: Any, /) -> Source:
     source = DatasetSource(records)
     if source.unnamed_type:  # the type of record 0, if this is not a dict
         raise TypeError(
-            f"record 0 of a {type_name} is of type {source.unnamed_type}, not a dict: name its "
+            f"record 0 of {a_type(records)} is of type {source.unnamed_type}, not a dict: name its "
             'values, as in DatasetSource(dataset, fields=("image",))'
         )
     return source
@@ -410,7 +410,7 @@ def _dataset_class(data: Any) -> type[_Items]:
     if hasattr(data, "iloc") or hasattr(data, "to_arrow"):  # of pandas; of polars
         raise TypeError(
             "a dataframe is not indexed by record number: give frame.to_arrow() (polars), or "
-            "datasets.Dataset.from_pandas(frame) (pandas)"
+            "frame.to_dict('list') (pandas)"
         )
     if isinstance(data, Mapping) or _is_array_or_tensor(data):
         return _Arrays
@@ -422,7 +422,7 @@ def _dataset_class(data: Any) -> type[_Items]:
             advice = ": pack(data, folder) writes an index" if hasattr(data, "__iter__") else ""
         raise TypeError(
             "data must be a map-style dataset, with len(data) and data[i], "
-            f"got a {type(data).__name__}{advice}"
+            f"got {a_type(data)}{advice}"
         )
     if not hasattr(data, "column_names"):
         return _Items
@@ -465,8 +465,8 @@ def _field_names(record: Any, fields: Sequence[str]) -> Sequence[str]:
             'DatasetSource(dataset, fields=("image", "label"))'
         )
     if not is_tuple and len(names) != 1:
-        kind = type(record).__name__
-        raise ValueError(f"fields must be one name for a {kind}: only tuples have several parts")
+        only = "only tuples have several parts"
+        raise ValueError(f"fields must be one name for {a_type(record)}: {only}")
     return names
 
 
@@ -493,7 +493,7 @@ def _as_records(name: str, values: Any) -> Array:
             f"DatasetSource(data[{name!r}])"
         )
     if not _is_array_or_tensor(values):
-        raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
+        raise TypeError(f"{name!r} must be an array or a list, got {a_type(values)}")
     if values.ndim == 0:
         raise ValueError(f"{name!r} must have a row for each record, got a single number")
     return as_mapped(_to_numpy(name, values))  # an array mapped from a file pickles as its path

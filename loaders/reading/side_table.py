@@ -17,7 +17,7 @@ from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.regular import open_regular
 from twinfeed.samplers.mapped import as_mapped
-from twinfeed.samplers.validate import unmasked
+from twinfeed.samplers.validate import a_type, unmasked
 
 # Half of a surrogate pair: UTF-8 cannot encode a string with one, and TensorFlow needs UTF-8.
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -122,7 +122,7 @@ def check_table(name: str, table: Any, /) -> Any:
         return replace(table, table=check_table(name, table.table))
     if hasattr(table, "iloc") or hasattr(table, "to_arrow"):  # of pandas; of polars
         raise TypeError(
-            f"side table {name!r} is a {type(table).__name__}, whose rows may have another order "
+            f"side table {name!r} is {a_type(table)}, whose rows may have another order "
             "than the records: ByKey(frame, key=…, value=…) joins them by key, and "
             "column.to_list() by position"
         )

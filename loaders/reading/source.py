@@ -11,7 +11,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Array, Int64s
-from twinfeed.samplers.validate import counted, unmasked
+from twinfeed.samplers.validate import a_type, counted, unmasked
 
 
 class Source(Protocol):
@@ -119,19 +119,19 @@ def check_source(source: object, /) -> None:
     if not isinstance(source, OwnSource):
         missing = [name for name in _SOURCE_MEMBERS if not hasattr(source, name)]
         raise TypeError(
-            f"index must be an Index, got a {type(source).__name__}: open_index(path) gives one. "
+            f"index must be an Index, got {a_type(source)}: open_index(path) gives one. "
             f"A user-defined source (docs/own-records.md) also needs {', '.join(missing)}"
         )
     for name, column in source.columns.items():
         if not isinstance(column, np.ndarray):
             raise TypeError(
-                f"column {name!r} of a {type(source).__name__} must be a numpy array, "
-                f"got a {type(column).__name__}: np.asarray(…) makes one"
+                f"column {name!r} of {a_type(source)} must be a numpy array, "
+                f"got {a_type(column)}: np.asarray(…) makes one"
             )
-        unmasked(f"column {name!r} of a {type(source).__name__}", column)  # raises ValueError
+        unmasked(f"column {name!r} of {a_type(source)}", column)  # raises ValueError
         if column.shape[:1] != (len(source),):
             raise ValueError(
-                f"column {name!r} of a {type(source).__name__} must have a row for each of its "
+                f"column {name!r} of {a_type(source)} must have a row for each of its "
                 f"{counted(len(source), 'record')}, got the shape {column.shape}"
             )
 
@@ -153,7 +153,7 @@ class CheckedReader:
     def __init__(self, reader: Reads, source: Source) -> None:
         self._reader = reader
         self._source = source
-        self._name = type(source).__name__
+        self._type = a_type(source)
         self._fresh = getattr(reader, "fresh", False)
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
@@ -233,7 +233,7 @@ class CheckedReader:
                 where = self._source.describe(int(record))
                 break
         return LoaderError(
-            f"{where}: read of a {self._name} failed: {error!r}",
+            f"{where}: read of {self._type} failed: {error!r}",
             advice="correct read, or leave the record out (records= of the sampler)",
         )
 
@@ -249,7 +249,7 @@ class CheckedReader:
         `problem` says what it returned instead, as in "no list", and `found` shows it.
         """
         return LoaderError(
-            f"read of a {self._name} returned {problem}",
+            f"read of {self._type} returned {problem}",
             expected=f"a dict with {counted(len(ids), 'value')} for each of {list(fields)}",
             found=found,
             advice="correct read: see docs/own-records.md",

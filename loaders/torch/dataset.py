@@ -232,8 +232,8 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
 
     def __init__(self, sampler: Sampler | BatchStream, /) -> None:
         if not isinstance(sampler, (Sampler, BatchStream)):
-            found = type(sampler).__name__
-            raise TypeError(f"sampler must be one of twinfeed.samplers, got a {found}")
+            found = validate.a_type(sampler)
+            raise TypeError(f"sampler must be one of twinfeed.samplers, got {found}")
         self._sampler: Any = sampler
 
     def __repr__(self) -> str:

@@ -211,7 +211,7 @@ def test_torch_sampler_is_no_class_that_trainers_replace() -> None:
 REFUSED: Refused = [
     (lambda _: TorchSampler(torch.utils.data.SequentialSampler(range(3))), TypeError, "Sequential"),
     (lambda _: TorchSampler(Numbers()), TypeError, "got a Numbers"),
-    (lambda _: TorchSampler(8), TypeError, "twinfeed.samplers, got a int"),
+    (lambda _: TorchSampler(8), TypeError, "twinfeed.samplers, got an int"),
     (lambda _: TorchSampler(TorchSampler(RandomSampler(8, seed=0))), TypeError, "TorchSampler"),
     (
         lambda _: TorchSampler(ExactOnceBatchSampler(8, batch_size=4).shard(0, 2)).drop_last,

@@ -31,6 +31,7 @@ from twinfeed.samplers import (
     diagnose,
     simulate_shuffle_buffer,
     split,
+    validate,
 )
 
 LABELS = [0] * 5 + [1] * 3 + [2] * 5 + [3] * 1
@@ -666,3 +667,11 @@ def test_error_in_a_schedule_names_the_step() -> None:
         with pytest.raises(ValueError, match=word) as caught:
             call()
         assert caught.value.__notes__ == ["in the schedule of weights, from step 7 on"]
+
+
+def test_type_has_its_article() -> None:
+    class ArrayRecordDataSource:
+        pass
+
+    found = [validate.a_type(value) for value in (ArrayRecordDataSource(), 3, {}, np.uint8(1))]
+    assert found == ["an ArrayRecordDataSource", "an int", "a dict", "a uint8"]

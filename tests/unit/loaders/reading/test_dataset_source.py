@@ -257,7 +257,7 @@ def test_dataset_without_records_by_number_is_refused() -> None:
     for given, word in (
         (data.with_format("arrow"), "'arrow' returns tables: give dataset.with_format"),
         (data.with_format("polars"), "'polars' returns tables"),
-        (data.to_iterable_dataset(), "a map-style dataset, .* got a IterableDataset"),
+        (data.to_iterable_dataset(), "a map-style dataset, .* got an IterableDataset"),
         (datasets.DatasetDict(train=data), r"as in DatasetSource\(data\['train'\]\)"),
     ):
         with pytest.raises(TypeError, match=word):
@@ -352,10 +352,11 @@ def test_tensors_without_values_are_named(kind: str) -> None:
 def test_dataframe_is_refused_with_advice() -> None:
     import pandas
 
-    with pytest.raises(
-        TypeError, match=r"to_arrow\(\) \(polars\), or datasets.Dataset.from_pandas"
-    ):
-        DatasetSource(pandas.DataFrame({"a": [1]}))
+    frame = pandas.DataFrame({"a": [5, 6], "b": ["x", "y"]}, index=[1, 0])
+    with pytest.raises(TypeError, match=r"to_arrow\(\) \(polars\), or frame.to_dict\('list'\)"):
+        DatasetSource(frame)
+    batch = Feed(frame.to_dict("list"), ExactOnceBatchSampler(2, batch_size=2))[0, 0]
+    assert (batch["a"].tolist(), batch["b"]) == ([5, 6], ["x", "y"])
 
 
 def test_states_compare_the_digest_of_the_source() -> None:
