@@ -200,7 +200,7 @@ REFUSED: Refused = [
     (batch([{}] * 24), ValueError, "record 0 of a list must have a field, got none"),
     (batch({"x": np.ones(())}), ValueError, "'x' must have a row for each record, got a single"),
     *(
-        (batch(wrong), TypeError, rf"must be the data, got a {name}: write Feed\(data, sampler\)")
+        (batch(wrong), TypeError, rf"must be the data, got an? {name}: write Feed\(data, sampler\)")
         for wrong, name in (
             (SequentialSampler(24), "SequentialSampler"),
             (ExactOnceBatchSampler(24, batch_size=8), "ExactOnceBatchSampler"),
