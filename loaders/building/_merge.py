@@ -9,6 +9,7 @@ table of labels and its keys are loaded as a whole.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from twinfeed.loaders.building.classes import (
 )
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
+from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, integer_type, row_type
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import explain_full_disk
@@ -47,6 +49,14 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Classes) -> None:
                 except (IndexError, KeyError) as error:  # its statistics name a missing array
                     raise damaged_part(file) from error
             content = merger.finish()
+            is_by_folder = stats.options.label_from == "folder" and stats.options.container == "tar"
+            if is_by_folder and len(merger.class_names) == 1 and stats.num_records > 1:
+                warnings.warn(
+                    f"all records are in the folder {merger.class_names[0]!r}: "
+                    "FromFolder(level=1) (--label-folder-level 1) takes the next folder",
+                    ShardWarning,
+                    stacklevel=3,
+                )
             # `left_out` and `broken` are keys of the manifest, the JSON file of an index.
             options = replace(
                 stats.options,

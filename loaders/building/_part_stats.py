@@ -220,7 +220,8 @@ class IndexStats:
                     arrays = batch.arrays
                     if "keys-ends" in arrays:
                         keys = StringColumn(arrays["keys-text"], arrays["keys-ends"])
-                        return f"{'file' if part.num_files else part.path}, key {keys[position]!r}"
+                        shard = "" if part.num_files else f"{part.path}, "
+                        return f"{shard}key {keys[position]!r}"
                     kept = " of those kept" if part.num_excluded + part.num_skipped else ""
                     return f"{part.path}, record {start + position}{kept}"
                 start += batch.num_records

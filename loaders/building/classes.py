@@ -105,10 +105,13 @@ def assign_classes(
             _check_spellings(integers, first_record)
             return np.array([integers[text] for text in filled], np.int64), list(classes or ())
         if unlisted and classes is not None:
-            first = next((text for text in unlisted if integers[text] is None), unlisted[0])
+            bad = sorted(
+                unlisted if classes else names, key=lambda text: integers[text] is not None
+            )
+            listing = f"among the {len(classes)} names of classes=" if classes else "integers"
             raise ValueError(
-                f"labels are not among the {len(classes)} names of classes= ({len(unlisted)}, "
-                f"first: {first_record(first)}): correct the label, or list its name"
+                f"labels are not {listing} ({len(bad)}, first: {first_record(bad[0])}): correct "
+                + ("it, or list the name" if classes else "it; classes=() allows integers alone")
             )
         if unlisted and 2 * len(names) <= len(integers):
             raise ValueError(

@@ -328,7 +328,7 @@ RULE: list[tuple[tuple[str, ...], Any, Any]] = [  # texts, classes=, and the sor
     (("2", "10", "007", "7"), "names", ("007", "10", "2", "7")),
     (("1", "2", "x"), "names", ("1", "2", "x")),
     (("1", "2"), (), [1, 2]),
-    (("a", "1", "b"), (), "not among the 0 names of classes= .*'a'"),
+    (("a", "1", "b"), (), "labels are not integers .2, first: .*'a'.: .* classes=.. all"),
     (("0", "1", "2"), ("ant", "bee", "cat"), [0, 1, 2]),
     (("0", "1", "1.0"), ("1", "0"), "not among the 2 names of classes= .*'1.0'"),
     (("ant", "1", "bat"), ("ant", "bee"), "not among .*'bat'"),
@@ -425,6 +425,16 @@ def test_folder_is_the_same_in_every_container(tmp_path: Path, container: str, l
         return
     index = calls[container]()
     assert [index.classes[label] for label in index.labels] == FOLDERS[level]
+
+
+def test_tar_of_one_outer_folder_warns(tmp_path: Path) -> None:
+    """As `tar cf x.tar images` makes it: each sample's first folder is the same."""
+    names = ("images/cats/1", "images/dogs/2")
+    tar, out = write_tar(tmp_path / "x.tar", [(name, {"png": b"a"}) for name in names]), tmp_path
+    with pytest.warns(ShardWarning, match=r"all records are in the folder 'images': .*level=1"):
+        build_index(tar, out / "x.index", label=FromFolder())
+    index = build_index(tar, out / "x.index", label=FromFolder(level=1))
+    assert index.classes == ("cats", "dogs")
 
 
 def test_folder_of_one_compressed_shard_is_its_own(tmp_path: Path) -> None:
