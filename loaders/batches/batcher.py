@@ -447,7 +447,7 @@ def call_for_record(
         raise type(error)(problem, advice=error.advice) from error
     except Exception as error:
         raise DecodeError(
-            f"{index.describe(record)}: {function_name} failed: {error!r}"
+            f"{index.describe(record)}: {function_name} failed: {error!r:.1000}"
             f"{_hint(index, error, args[0])}",
             advice=f"correct {function_name}, or exclude the record by records= or SubsetSampler",
         ) from error

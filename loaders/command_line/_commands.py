@@ -178,6 +178,7 @@ def _verify(
         try:
             report = verify(
                 target,
+                decode=options.decode,
                 bad_list=options.bad_list,
                 **_reading_options(options),
                 root=options.root,

@@ -269,14 +269,15 @@ def _add_verify_parser(commands: Any) -> None:
         commands,
         "verify",
         "Check every checksum of an index and its shards, or of shards without an index. A tar has "
-        "checksums only of its headers; its index also has those of all data. Images are not "
-        "decoded. The exit status is 1 if there are bad data or warnings.",
+        "checksums only of its headers; its index also has those of all data. Images are "
+        "decoded with --decode alone. The exit status is 1 if there are bad data or warnings.",
         "verify data/train.index --jobs 4",
-        "verify 'data/*.tfrecord' --bad-list bad.jsonl",
+        "verify 'data/*.tfrecord' --decode --bad-list bad.jsonl",
         "index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl",
     )
     add = partial(_add, parser)
     add("target", "indexes, or shards", nargs="+")
+    add("--decode", "also decode images; needs the extra images")
     add("--bad-list FILE", "write the bad records to this file, for index --exclude")
     _add_reading_options(add)
 

@@ -61,12 +61,14 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def error_line(error: Exception) -> str:
     """Return the message of an error, and its notes, in one line.
 
-    An OSError is shown as its file and reason.
+    An OSError is shown as its file and reason. A note of several lines, such as the traceback of a
+    worker process, is left out.
     """
     text = error.args[0] if isinstance(error, KeyError) else error  # str(KeyError) adds quotes
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    return one_line("\n".join([str(text), *getattr(error, "__notes__", [])]))
+    notes = [note for note in getattr(error, "__notes__", []) if "\n" not in note]
+    return one_line("\n".join([str(text), *notes]))
 
 
 def one_line(message: object) -> str:

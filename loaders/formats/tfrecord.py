@@ -255,7 +255,7 @@ def _header_error(header: bytes, location: dict[str, Any]) -> DataCorruptionErro
 def _is_tfrecord(file: BinaryIO) -> bool:
     """Return whether a file begins with the header of a record."""
     header = file.read(HEADER_SIZE)
-    return masked_crc32c(header[:8]) == _LENGTH_CRC.unpack(header)[1]
+    return bool(masked_crc32c(header[:8]) == _LENGTH_CRC.unpack(header)[1])
 
 
 class TFRecordWriter(Closing):

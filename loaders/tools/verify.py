@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import math
 import os
 import pickle
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,7 +28,10 @@ from twinfeed.loaders.building.bad_records import (
 from twinfeed.loaders.building.plan import BuildPlan, add_headers
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local_copy
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
-from twinfeed.loaders.formats.records import one_by_one
+from twinfeed.loaders.feed.decode import DecodeImage
+from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.formats.records import Record, Sample, one_by_one
+from twinfeed.loaders.formats.sniff import IMAGE_EXTENSIONS, image_extension
 from twinfeed.loaders.formats.tar import ADVISE_JOIN
 from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.manifest import MANIFEST, file_digest
@@ -38,6 +43,7 @@ from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.atomic import check_replaceable
 from twinfeed.loaders.support.progress import progress_bar
+from twinfeed.loaders.support.system import processors
 from twinfeed.samplers.validate import counted
 
 _BATCH = 256  # records that are read in one call
@@ -46,11 +52,15 @@ _MAX_SHOWN = 20
 _TASKS = 64
 """About how many tasks an executor gets: enough for its workers, but far fewer than shards."""
 
-_ShardResult = tuple[int, list[BadRecord]]
-"""The number of records of a shard, and what is bad there."""
+_ShardResult = tuple[int, list[BadRecord], Int64s | None]
+"""The number of records of a shard, what is bad there, and the ids of the good records."""
+
+_Error = LoaderError | OSError
+_Decode = Callable[[Sample], object] | None
 
 _Check = Callable[[Sequence[Any]], Iterator[_ShardResult]]
 
+_image_decoder = lru_cache(DecodeImage)
 _unpickle_cached = lru_cache(maxsize=1)(pickle.loads)  # a worker gets the same check many times
 
 
@@ -61,6 +71,8 @@ class Report:
     Attributes:
         findings: what is bad. A `record` of -1 is a whole shard, a loose file that is missing or
             has changed, or half of a tar sample whose parts lie apart.
+        good_records: the ids of the good records of an index, in order, for `records=` of a
+            sampler, int64[n]; None for shards without an index.
 
     >>> report = Report(3, 1000, [BadRecord("a.tar", 7, problem="corrupted data")])
     >>> print(report)
@@ -73,6 +85,7 @@ class Report:
     shards: int
     records: int
     findings: list[BadRecord]
+    good_records: Int64s | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def ok(self) -> bool:
@@ -92,6 +105,7 @@ def verify(
     source: Index | Shards,
     /,
     *,
+    decode: bool | Callable[[Sample], object] = False,
     bad_list: PathLike | None = None,
     root: PathLike | None = None,
     executor: Executor | None = None,
@@ -108,12 +122,16 @@ def verify(
       the members that are not fields;
     - each field against its CRC-32C.
 
-    Bad and missing records are reported, not raised.
+    With `decode`, each record is also decoded, on threads. Bad and missing records are reported,
+    not raised.
 
     Args:
         source: an index (open, or its folder), or shards as `build_index` takes them. The report
             names shards relative to the root, or by full paths if there is neither an index nor a
             `root`.
+        decode: whether to decode images, as `DecodeImage` does: the values of fields with the name
+            of an image, such as `image` or `jpg`, and others that begin like an image. Or the
+            `decode` of a feed, which may be lenient: `DecodeImage(strict=False)`.
         bad_list: the file to write the bad records to, for `build_index(exclude=…)`. If a scan
             cannot go on after a bad record, the entry says so (`rest`). Leaving out such a record
             leaves out all records after it. An index without these records has nothing bad there.
@@ -130,10 +148,14 @@ def verify(
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
-    >>> print(verify(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"]))
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"]
+    >>> print(report := verify(index))
     2 records in 1 shard: all is well
+    >>> report.good_records
+    array([0, 1])
     """
     reading = parse_reading_options(verify, options)
+    decoder = _decode_images if decode is True else decode or None
     if bad_list is not None:
         bad_list = output_path(bad_list)
         check_replaceable(bad_list, *BAD_LIST)
@@ -148,18 +170,22 @@ def verify(
     shards: Sequence[Any]
     if isinstance(source, Index):
         _check_arrays(source)
-        check, shards = partial(_check_indexed_shards, source), range(len(source.shards))
+        check, shards = partial(_check_indexed_shards, source, decoder), range(len(source.shards))
     else:
         found = find_source(source, None, container=reading.container, root=root, complete=False)
         full_paths = root is None and found.container != "files"
         plan = BuildPlan.of(found, None, None, reading)
-        check, shards = partial(_check_plain_shards, plan, full_paths), found.jobs
+        check, shards = partial(_check_plain_shards, plan, full_paths, decoder), found.jobs
     checks = _check_all(check, shards, executor)
     results = list(progress_bar(checks, "verifying", "shard", progress, len(shards)))
-    findings = [finding for _, bad in results for finding in bad]
+    findings = [finding for _, bad, _ in results for finding in bad]
+    good = [ids for _, _, ids in results if ids is not None]
+    good_records = np.concatenate([np.zeros(0, np.int64), *good])
     if bad_list is not None:
         write_bad_records(bad_list, [finding for finding in findings if finding.record >= 0])
-    return Report(len(shards), sum(records for records, _ in results), findings)
+    records = sum(records for records, _, _ in results)
+    is_index = isinstance(source, Index)
+    return Report(len(shards), records, findings, good_records if is_index else None)
 
 
 def _check_all(
@@ -215,6 +241,46 @@ def _check_arrays(index: Index) -> None:
         )
 
 
+def _decode_images(sample: Sample) -> None:
+    """Decode each field that has the name of an image, or bytes that begin like an image."""
+    for name, value in sample.items():
+        is_image = name.rpartition(".")[2] in ("image", "image/encoded", *IMAGE_EXTENSIONS)
+        if isinstance(value, bytes) and (is_image or image_extension(value)):
+            _image_decoder(name)(sample)
+
+
+class _DecodeErrors:
+    """Decode samples on threads, and collect the errors by the number of the record."""
+
+    def __init__(self, decode: Callable[[Sample], object]) -> None:
+        self._decode, self._threads = decode, processors()
+        self._pool = ThreadPoolExecutor(self._threads, "twinfeed-decode")
+        self._pending = deque[tuple[int, Future[object]]]()
+        self._errors: dict[int, _Error] = {}
+
+    def add(self, number: int, sample: Sample) -> None:
+        """Begin to decode a sample."""
+        self._pending.append((number, self._pool.submit(self._decode, sample)))
+        if len(self._pending) >= 2 * self._threads:  # bounds the memory of the samples
+            self._collect()
+
+    def finish(self) -> dict[int, _Error]:
+        """Wait for the threads, and return the errors."""
+        while self._pending:
+            self._collect()
+        self._pool.shutdown()
+        return self._errors
+
+    def _collect(self) -> None:
+        """Wait for the sample that was added first, and keep its error."""
+        number, future = self._pending.popleft()
+        error = future.exception()
+        if isinstance(error, ImportError):  # no fault of the record
+            raise error
+        if error is not None:
+            self._errors[number] = LoaderError(f"it does not decode: {error!r:.300}")
+
+
 class _ShardScan:
     """Scan one shard to its end, or to where it breaks off, and collect bad records.
 
@@ -231,8 +297,11 @@ class _ShardScan:
         previous_end: the end of the last record; None after a bad record, whose end is not known.
     """
 
-    def __init__(self, plan: BuildPlan, job: Job, *, size: int | None = None) -> None:
+    def __init__(
+        self, plan: BuildPlan, job: Job, *, size: int | None = None, decode: _Decode = None
+    ) -> None:
         """Scan the shard `job` as `plan` says; `size` is its size in bytes, if known."""
+        decoding = None if decode is None else _DecodeErrors(decode)
         self.job = job
         self.sha256 = ""
         self.unreadable = False
@@ -252,6 +321,8 @@ class _ShardScan:
                     self.records += 1
                     self._add(record.offset, record.number)
                     self.previous_end = record.offset + record.length
+                    if decoding is not None:
+                        decoding.add(record.number, _sample_of(record))
                     if plan.options.join:  # other records may lie between the parts of this record
                         for part in record.fields.values():
                             self._add(part.offset, record.number)
@@ -264,6 +335,8 @@ class _ShardScan:
             if error.record is not None:  # all records after the break belong to this error
                 start = error.offset if self.previous_end is None else self.previous_end
                 self._add(start or 0, error.record)
+        for number, problem in decoding.finish().items() if decoding is not None else ():
+            self.bad.append(bad_record(job.shard, problem)._replace(record=number))
 
     def _on_bad(self, error: DataCorruptionError) -> None:
         """Store the error of a bad record. The scan calls this, and continues after the record."""
@@ -286,7 +359,7 @@ class _ShardScan:
         self.offsets.append(offset)
         self.record_numbers.append(number)
 
-    def numbers_at(self, offsets: Int64s) -> list[int]:
+    def numbers_at(self, offsets: Int64s) -> Int64s:
         """Return for each offset the number of the record that contains it; -1 if none does.
 
         That is the last record that starts at the offset or before it. If record 0 starts at 10 and
@@ -295,12 +368,19 @@ class _ShardScan:
         starts, numbers = np.array(self.offsets, np.int64), np.array(self.record_numbers, np.int64)
         by_start = np.lexsort((numbers, starts))
         num_started = np.searchsorted(starts[by_start], offsets, side="right")
-        record_numbers: list[int] = np.append(-1, numbers[by_start])[num_started].tolist()
-        return record_numbers
+        return np.append(-1, numbers[by_start])[num_started]
+
+
+def _sample_of(record: Record) -> Sample:
+    """Return the fields of a record as `decode` takes them."""
+    return {
+        name: field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
+        for name, field in record.fields.items()
+    }
 
 
 def _check_plain_shards(
-    plan: BuildPlan, full_paths: bool, jobs: Sequence[Job]
+    plan: BuildPlan, full_paths: bool, decode: _Decode, jobs: Sequence[Job]
 ) -> Iterator[_ShardResult]:
     """Scan shards that have no index, and yield (number of records, bad records) of each.
 
@@ -311,45 +391,59 @@ def _check_plain_shards(
     With `full_paths`, the bad records name their shards by full paths.
     """
     for job in jobs:
-        scan = _ShardScan(plan, job)  # reads the whole shard
+        scan = _ShardScan(plan, job, decode=decode)  # reads the whole shard
         bad = [b._replace(record=-1) if b.record in scan.half_samples else b for b in scan.bad]
         if scan.records == 0 and not bad:
             bad = [BadRecord(job.shard, -1, problem="it has no records")]
         if full_paths:
             bad = [b._replace(shard=str(join(plan.root, job.shard))) for b in bad]
-        yield scan.records, bad
+        yield scan.records, bad, None
 
 
-def _check_indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_ShardResult]:
-    """Check shards of an index, and yield (number of records, bad records) of each."""
+def _check_indexed_shards(
+    index: Index, decode: _Decode, shards: Sequence[int]
+) -> Iterator[_ShardResult]:
+    """Check shards of an index, and yield the result of each."""
     with Reader(index) as reader:
         for shard in shards:
             stop = int(index.shard_stops[shard])
             start = int(index.shard_stops[shard - 1]) if shard else 0
-            yield stop - start, _check_indexed_shard(reader, shard, start, stop)
+            errors = _read_errors(reader, start, stop, decode)
+            bad, numbers = _check_indexed_shard(reader, shard, start, stop, errors)
+            is_bad = np.isin(numbers, [finding.record for finding in bad])
+            is_bad[list(errors)] = True
+            for finding in bad:  # the whole shard, or the rest of it
+                if finding.rest or (finding.record < 0 and index.container != "files"):
+                    is_bad |= numbers >= finding.record
+            yield stop - start, bad, np.flatnonzero(~is_bad) + start
 
 
-def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[BadRecord]:
+def _check_indexed_shard(
+    reader: Reader, shard: int, start: int, stop: int, errors: Mapping[int, _Error]
+) -> tuple[list[BadRecord], Int64s]:
     """Return the bad records of a shard, which has the records [start, stop) of the index.
 
+    Also return the number in the shard of each of these records, int64[records].
+
     1. The shard is scanned without the index, which may find bad records.
-    2. Each record is read as the index describes it, which may find further bad records.
+    2. Each record was read as the index describes it, with these `errors`.
     3. Checksums over the whole shard are compared. If one differs, but no bad record was found that
        explains it, the result has a `BadRecord` with the number -1, for the whole shard.
     """
     index, name = reader.index, reader.index.shard_paths[shard]
     if index.container == "files":  # the records are loose files: there is no shard to scan
-        errors = _read_errors(reader, start, stop)
-        return [_bad_record_of(name, number, error) for number, error in errors]
+        bad_files = [_bad_record_of(name, number, error) for number, error in errors.items()]
+        return bad_files, np.arange(stop - start)
     plan = BuildPlan(index.shards_root, index.options)
     scan = _ShardScan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.unreadable:
-        return scan.bad
+        return scan.bad, np.full(stop - start, -1)
     headers_changed = scan.headers_checksum != index.shards["headers"][shard]
     offsets = _record_offsets(index, start, stop)  # of the indexed records in the shard
     # Step 1: by number in the shard, the bad records that the scan has found. A bad record that the
     # index excludes was bad at the build too, so it is not reported.
-    indexed = set(scan.numbers_at(offsets[offsets >= 0])) if scan.bad else set()
+    numbers = scan.numbers_at(offsets)
+    indexed = set(numbers[offsets >= 0].tolist())
     bad = {
         finding.record: finding
         for finding in scan.bad
@@ -360,10 +454,8 @@ def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> l
     scan_found_bad = bool(bad)
     # Step 2: the number of a record in the shard is found by its offset, since it is not its number
     # in the index if the index excludes earlier records of the shard.
-    read_errors = dict(_read_errors(reader, start, stop))
-    numbers = scan.numbers_at(np.maximum(offsets[[*read_errors]], 0))
-    for number, error in zip(numbers, read_errors.values(), strict=True):
-        finding = _bad_record_of(name, number, error)
+    for row, error in errors.items():
+        finding = _bad_record_of(name, int(numbers[row]), error)
         bad.setdefault(finding.record, finding)
     # Step 3: only the scan reads the headers of records, so only its findings explain why their
     # checksum differs. In a tar, this checksum also covers fields, which step 2 has read.
@@ -374,9 +466,9 @@ def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> l
     elif not bad and len(digests) and scan.sha256 != digests[shard].tobytes().hex():
         what = "its SHA-256"
     else:
-        return list(bad.values())
+        return list(bad.values()), numbers
     bad[-1] = BadRecord(name, -1, problem=f"the shard has changed: {what} is not that of the index")
-    return list(bad.values())
+    return list(bad.values()), numbers
 
 
 def _record_offsets(index: Index, start: int, stop: int) -> Int64s:
@@ -393,7 +485,7 @@ def _record_offsets(index: Index, start: int, stop: int) -> Int64s:
     return offsets
 
 
-def _bad_record_of(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
+def _bad_record_of(shard: str, number: int, error: _Error) -> BadRecord:
     """Return the `BadRecord` for the error of reading record `number` of a shard."""
     # A file that is missing, or has changed since the indexing, has no good record: its
     # `BadRecord` has the number -1, and names the file.
@@ -403,28 +495,30 @@ def _bad_record_of(shard: str, number: int, error: LoaderError | OSError) -> Bad
     return bad_record(shard, error)._replace(record=number)
 
 
-def _read_errors(
-    reader: Reader, start: int, stop: int
-) -> Iterator[tuple[int, LoaderError | OSError]]:
-    """Yield (number in the shard, error) for each of the records [start, stop) with an error.
-
-    Records are read many at a time; only if this fails, they are read one by one.
-    """
+def _read_errors(reader: Reader, start: int, stop: int, decode: _Decode) -> dict[int, _Error]:
+    """Read and decode the records [start, stop), and return errors by the number in this range."""
+    errors: dict[int, _Error] = {}
+    decoding = None if decode is None else _DecodeErrors(decode)
     for first in range(start, stop, _BATCH):
-        last = min(first + _BATCH, stop)
-        if _read_error(reader, first, last) is not None:
-            for record in range(first, last):
-                error = _read_error(reader, record, record + 1)
-                if error is not None:
-                    yield record - start, error
+        for row, sample in _read(reader, np.arange(first, min(first + _BATCH, stop))):
+            if isinstance(sample, (LoaderError, OSError)):
+                errors[row - start] = sample
+            elif decoding is not None:
+                decoding.add(row - start, sample)
+    return errors if decoding is None else errors | decoding.finish()
 
 
-def _read_error(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None:
-    """Read all fields of the records [start, stop); return the error, or None if there is none."""
+def _read(reader: Reader, ids: Int64s) -> list[tuple[int, Sample | _Error]]:
+    """Return (id, fields) of each record, or (id, error); one by one only if there is an error."""
+    samples: list[Sample] = [{} for _ in ids]
     try:
         for field in reader.index.fields:
-            present = reader.index.table(field)["length"][start:stop] >= 0
-            reader.read(np.flatnonzero(present) + start, [field])
+            present = np.flatnonzero(reader.index.table(field)["length"][ids] >= 0)
+            values = reader.read(ids[present], [field])[field]
+            for row, value in zip(present.tolist(), values, strict=True):
+                samples[row][field] = value
     except (LoaderError, OSError) as error:
-        return error
-    return None
+        if len(ids) == 1:
+            return [(int(ids[0]), error)]
+        return [read for row in range(len(ids)) for read in _read(reader, ids[row : row + 1])]
+    return list(zip(ids.tolist(), samples, strict=True))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from support.inside import main
 
 from twinfeed.loaders import pack
@@ -24,3 +26,17 @@ def test_compare_reports_equality_and_speed(
     pack([{"word": "w"}] * 3, tmp_path / "plain")
     assert main(["compare", str(tmp_path / "plain" / "data.index"), "--p", "2"]) == 2
     assert "--p needs labels" in capsys.readouterr().err
+
+
+def test_image_that_does_not_decode_is_one_short_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.effect_noise((40, 40), 50).save(file := io.BytesIO(), "jpeg")
+    index = str(pack([{"image": file.getvalue()[:-400]}], tmp_path)["data"].path)
+    assert main(["compare", index, "--backends", "numpy", "numpy", "--size", "8"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("twinfeed: error: record 0 (data-00000-of-00001.tfrecord, number 0): ")
+    assert line.endswith("; in backend 'numpy'")
+    assert len(line) < 500
+    assert main(["verify", index, "--decode", "-q"]) == 1
+    assert "record 0: it does not decode: " in capsys.readouterr().out

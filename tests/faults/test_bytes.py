@@ -119,10 +119,11 @@ def test_b27_names_of_compressed_shards_are_refused() -> None:
                 shards.expand(f"a.tar.{extension}")
 
 
-def test_b13_empty_tar_is_a_warning(tmp_path: Path) -> None:
+def test_b13_empty_tar_is_a_warning_and_a_finding(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"")
     with pytest.warns(ShardWarning, match=r"a\.tar: the archive does not end"):
-        assert verify(tmp_path / "a.tar", root=tmp_path).ok
+        (found,) = verify(tmp_path / "a.tar", root=tmp_path).findings
+    assert str(found) == "a.tar: it has no records"
 
 
 def test_b13_missing_end_of_archive_is_a_warning(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import sys
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
@@ -14,8 +15,11 @@ from support.damage import with_array
 from support.formats import archive, member
 from support.shards import flip, tars, tfrecords, write_tfrecord
 
+from twinfeed import ExactOnceBatchSampler
 from twinfeed.loaders import (
     BadRecord,
+    DecodeImage,
+    Feed,
     Index,
     IndexFormatError,
     Reader,
@@ -207,3 +211,75 @@ def test_printed_report_has_one_line_per_finding() -> None:
     assert (more, summary) == ("... and 3 more", "1,000 records in 2 shards: 23 bad")
     assert not report.ok
     assert str(Report(1, 1, [])) == "1 record in 1 shard: all is well"
+
+
+def images(**broken: bytes) -> list[dict[str, Any]]:
+    """Eight JPEGs, and what is in the place of some of them, such as n3=b"…"."""
+    from PIL import Image
+
+    rows: list[dict[str, Any]] = []
+    for n in range(8):
+        noise = np.random.default_rng(n).integers(0, 256, (32, 32, 3), np.uint8)
+        Image.fromarray(noise).save(file := io.BytesIO(), "jpeg")
+        data = file.getvalue()
+        rows.append({"__key__": f"{n}", "image": broken.get(f"n{n}", data), "label": n % 2})
+    rows[5]["image"] = rows[5]["image"][:-300]
+    return rows
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+def test_verify_lists_images_that_do_not_decode(
+    tmp_path: Path, container: Any, workers: int | None
+) -> None:
+    """A truncated image has right checksums. Its list makes an index, its report an epoch."""
+    rows, listed = images(n2=b"GIF89a, but no image", n6=b""), tmp_path / "bad.jsonl"
+    index = pack(rows, tmp_path, container=container, shard_records=4)["data"]
+    assert verify(index).ok
+    assert not verify(index, decode=DecodeImage(strict=False)).ok
+    shards = sorted(tmp_path.glob(f"*.{container}"))
+    with ProcessPoolExecutor(workers) as pool:
+        executor = pool if workers else None
+        for source in (index, shards):
+            options = {} if source is index else {"root": tmp_path}
+            report = verify(source, decode=True, bad_list=listed, executor=executor, **options)
+            places = [(bad.shard, bad.record) for bad in report.findings]
+            assert places == [(shards[0].name, 2), (shards[1].name, 1), (shards[1].name, 2)]
+            fields = {"image": "image;jpg;gif"}
+            good = build_index(shards, tmp_path / "x.index", fields=fields, exclude=listed)
+            assert verify(good, decode=True).ok
+            assert len(good) == 5
+    report = verify(index, decode=True)
+    assert report.good_records is not None
+    assert report.good_records.tolist() == [0, 1, 3, 4, 7]
+    sampler = ExactOnceBatchSampler(8, records=report.good_records, batch_size=5)
+    assert Feed(index, sampler, decode=DecodeImage())[0, 0]["id"].tolist() == [0, 1, 3, 4, 7]
+
+
+def test_good_records_of_an_index_that_leaves_out_records(tmp_path: Path) -> None:
+    """Ids are those of the index, and bad records are numbered in their shard."""
+    shards = tfrecords(tmp_path, shards=3)
+    index = build_index(shards, tmp_path / "x.index", exclude=[(shards[0].name, 2)])
+    assert verify(index).good_records.tolist() == list(range(29))  # type: ignore[union-attr]
+    offsets = [record.offset for record in tfrecord.scan(str(shards[1]))]
+    flip(shards[0], int(index.table("image")["offset"][4]))  # record 5 of the shard
+    flip(shards[1], offsets[7])  # and all after it
+    shards[2].unlink()
+    report = verify(index)
+    assert [bad.record for bad in report.findings] == [5, 7, -1]
+    assert report.good_records.tolist() == [0, 1, 2, 3, *range(5, 16)]  # type: ignore[union-attr]
+    assert verify(shards[:1], root=tmp_path).good_records is None
+
+
+def test_undecodable_loose_files_are_listed(tmp_path: Path) -> None:
+    for row in images(n0=b"text"):
+        folder = tmp_path / "images" / f"{row['label']}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{row['__key__']}.jpg").write_bytes(row["image"])
+    index = build_index(tmp_path / "images", tmp_path / "x.index")
+    for source in (index, tmp_path / "images"):
+        found = verify(source, decode=True, bad_list=tmp_path / "bad.jsonl").findings
+        assert [bad.record for bad in found] == [0, 6]
+    assert verify(index, decode=True).good_records.tolist() == [1, 2, 3, 4, 5, 7]  # type: ignore[union-attr]
+    good = build_index(tmp_path / "images", tmp_path / "y.index", exclude=tmp_path / "bad.jsonl")
+    assert len(good) == 6
