@@ -127,7 +127,9 @@ class SubsetSampler(InnerSampler):
         return np.asarray(self._table)[index].astype(np.int64)
 
 
-@validate.show_call("split(len(index), fraction=0.1, seed=0), and by=labels to divide each class")
+@validate.show_call(
+    "split(len(index), fraction=0.1, seed=0)", stratify="by=labels divides each class so"
+)
 def split(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
     /,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import suppress
+from difflib import get_close_matches
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
@@ -30,24 +31,47 @@ _TRAINER_ADVICE = (
 LIMIT = 1 << 62  # above every size and sum: int64 holds the sum of two
 
 
-def show_call(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a constructor so that its TypeErrors for wrong arguments show how to call it."""
+def show_call(call: str, /, **hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function so that its TypeErrors for wrong arguments show how to call it.
+
+    `hints` has the advice by name for options that the function does not have, such as those of
+    other libraries. For any other unknown option, the most similar one is named.
+    """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        parameters = signature(function)
+        accepted = signature(function)
+        parameters = accepted.parameters.values()
+        options = [
+            p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name != "self"
+        ]
 
         @wraps(function)
         def check_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
             try:  # only the names and the number of arguments: other errors stay as they are
-                parameters.bind(*args, **kwargs)
+                accepted.bind(*args, **kwargs)
             except TypeError as error:
-                advice = _TRAINER_ADVICE if "drop_last" in kwargs else ""
-                raise TypeError(f"{error}: write {call}{advice}") from None
+                unknown = [name for name in kwargs if name not in accepted.parameters]
+                problem = str(error)
+                if unknown:
+                    hint = hints.get(unknown[0]) or closest_name(unknown[0], options)
+                    problem = f"{call.partition('(')[0]} takes no {unknown[0]}=: {hint}"
+                advice = _TRAINER_ADVICE if "drop_last" in kwargs.keys() - hints.keys() else ""
+                raise TypeError(f"{problem}: write {call}{advice}") from None
             return function(*args, **kwargs)
 
         return check_and_call
 
     return decorate
+
+
+def closest_name(name: str, names: Sequence[str], /) -> str:
+    """Return advice, as text, for an unknown option: the most similar of the names, or all names.
+
+    >>> closest_name("batchsize", ["batch_size", "seed"]), closest_name("x", ["batch_size", "seed"])
+    ('did you mean batch_size=', 'its options are batch_size, seed')
+    """
+    closest = get_close_matches(name.lower(), names, 1)
+    return f"did you mean {closest[0]}=" if closest else f"its options are {', '.join(names)}"
 
 
 def as_int(name: str, value: SupportsIndex) -> int:

@@ -36,9 +36,9 @@ from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.side_table import check_table
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.argument_hints import FEED_HINTS, hint_arguments
 from twinfeed.loaders.support.display import html_table, short_repr
-from twinfeed.samplers import BatchStream
+from twinfeed.loaders.support.option_hints import OPTION_HINTS
+from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import a_type, counted
 
 
@@ -130,7 +130,7 @@ class Feed:
     _declared_spec: dict[str, FieldSpec] | None
     _declared_batch_spec: dict[str, FieldSpec]
 
-    @hint_arguments(**FEED_HINTS)
+    @validate.show_call("Feed(index, sampler, transform=…)", **OPTION_HINTS)
     def __init__(
         self,
         index: Source | Any,

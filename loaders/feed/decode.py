@@ -15,7 +15,6 @@ import numpy as np
 from twinfeed.loaders.formats.example import parse_sequence
 from twinfeed.loaders.formats.sniff import IMAGES
 from twinfeed.loaders.support import system
-from twinfeed.loaders.support.argument_hints import DECODE_IMAGE_HINTS, hint_arguments
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.display import call_repr
 from twinfeed.loaders.support.extras import requires_extra
@@ -87,7 +86,10 @@ class DecodeImage:
            [255, 255, 255]], dtype=uint8)
     """
 
-    @hint_arguments(**DECODE_IMAGE_HINTS)
+    @validate.show_call(
+        "DecodeImage('image', size=(224, 224))",
+        channels_first="images are [height, width, channel]: batch['image'].permute(0, 3, 1, 2)",
+    )
     def __init__(
         self,
         field: str = "image",

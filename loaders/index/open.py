@@ -16,13 +16,13 @@ from twinfeed.loaders.storage.disk_cache import DiskCache, cache_of_environment
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.retries import RefusedError
 from twinfeed.loaders.storage.url import ROOTS, Location, Root, allowed, is_url
-from twinfeed.loaders.support.argument_hints import hint_arguments
+from twinfeed.samplers import validate
 
 _STAT_ALL, _STAT_SAMPLE = 1000, 16
 """With at most `_STAT_ALL` shards, the sizes of all are checked, and else of `_STAT_SAMPLE`."""
 
 
-@hint_arguments()
+@validate.show_call("open_index(path)")
 def open_index(
     path: str | os.PathLike[str],
     /,

@@ -12,7 +12,6 @@ import numpy as np
 
 from twinfeed.loaders.formats.records import CONTAINERS, Container
 from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.argument_hints import closest_name
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import validate
 
@@ -148,7 +147,7 @@ def parse_reading_options(function: Callable[..., object], options: ReadingOptio
         if name not in option_names:
             parameters = signature(function).parameters.values()
             keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-            closest = closest_name(name, [*keywords, *option_names])
+            closest = validate.closest_name(name, [*keywords, *option_names])
             raise TypeError(f"{function.__name__} takes no {name}=: {closest}")
     return Reading(**options)
 

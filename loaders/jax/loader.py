@@ -15,8 +15,9 @@ from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import is_string, mode_of
 from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
 from twinfeed.loaders.support.array_types import Array
+from twinfeed.loaders.support.option_hints import OPTION_HINTS
+from twinfeed.samplers import validate
 
 
 class JaxLoader(ThreadedLoader[B]):
@@ -61,7 +62,7 @@ class JaxLoader(ThreadedLoader[B]):
     [1 3] [1. 3.]
     """
 
-    @hint_arguments(**LOADER_HINTS, **PROCESS_HINTS)
+    @validate.show_call("JaxLoader(feed)", **OPTION_HINTS)
     def __init__(
         self,
         feed: Feed,

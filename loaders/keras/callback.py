@@ -24,7 +24,6 @@ from twinfeed.loaders.keras._model import check_model
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.support.argument_hints import hint_arguments
 from twinfeed.samplers import StateMismatchError, validate
 
 # A true value of `stop_training`, by which this callback ends an epoch that was resumed within.
@@ -92,7 +91,7 @@ class ResumeCallback(keras.callbacks.Callback):
     False
     """
 
-    @hint_arguments()
+    @validate.show_call("ResumeCallback(loader, folder)")
     def __init__(
         self,
         loader: Loader[Any],

@@ -20,7 +20,7 @@ from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.reading.prefetch.schedule import Schedules
 from twinfeed.loaders.reading.source import Reads, reader_of
-from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
+from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.samplers import validate
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class FeedLoader(Loader[B]):
 class ThreadedLoader(FeedLoader[B]):
     """The base class of loaders whose batches are made by threads of this process, in order."""
 
-    @hint_arguments(**LOADER_HINTS, **PROCESS_HINTS)
+    @validate.show_call("NumpyLoader(feed)", **OPTION_HINTS)
     def __init__(
         self,
         feed: Feed,

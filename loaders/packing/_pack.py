@@ -44,7 +44,6 @@ from twinfeed.loaders.packing._shard_writer import (
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.storage.disk_cache import DiskCache
-from twinfeed.loaders.support.argument_hints import hint_arguments
 from twinfeed.loaders.support.atomic import explain_full_disk, locked
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.permutation import permute
@@ -58,7 +57,9 @@ _SPARE_BYTES = 1 << 26
 """Room in a disk cache beyond the bytes of the shards, since it stores whole chunks of a file."""
 
 
-@hint_arguments(label="give CompressedShards(shards, label=…), or an index with labels")
+@validate.show_call(
+    "pack(source, out)", label="give CompressedShards(shards, label=…), or an index with labels"
+)
 def pack(
     source: Records | Shards,
     out: str | os.PathLike[str],

@@ -17,7 +17,6 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.sniff import has_image_extension
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.argument_hints import hint_arguments
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.limits import LIMITS
@@ -84,7 +83,7 @@ class DatasetSource:
     # One lock for all: two sources may share a dataset, or nest.
     _lock = PerProcess(threading.RLock)
 
-    @hint_arguments()
+    @validate.show_call("DatasetSource(data, label='y')")
     def __init__(
         self,
         data: Any,

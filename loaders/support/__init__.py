@@ -2,7 +2,7 @@
 
 Nothing here depends on shards, samplers or batches.
 
-- Arguments: array_types.py has types of arrays, limits.py the largest sizes, argument_hints.py
+- Arguments: array_types.py has types of arrays, limits.py the largest sizes, option_hints.py
   advice on options of other libraries, extras.py errors for packages that are not installed.
   checks.py checks names and ids, samplers/validate.py numbers.
 - Objects: display.py has what they show of themselves.

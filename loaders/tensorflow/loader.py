@@ -11,11 +11,12 @@ from twinfeed.loaders.batches.concurrency import resolve_prefetch
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
+from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.loaders.tensorflow._batch_source import BatchSource
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._pipeline import dataset_of
 from twinfeed.loaders.tensorflow.device import chosen_device
+from twinfeed.samplers import validate
 
 
 class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
@@ -70,7 +71,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     2
     """
 
-    @hint_arguments(**LOADER_HINTS, **PROCESS_HINTS)
+    @validate.show_call("TensorFlowLoader(feed)", **OPTION_HINTS)
     def __init__(
         self,
         feed: Feed,

@@ -19,7 +19,7 @@ from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PINNED_HINTS, hint_arguments
+from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, copier_for, torch_device
 from twinfeed.loaders.torch._processes import check_not_in_worker
@@ -116,7 +116,7 @@ class TorchLoader(ThreadedLoader[B]):
     _adapter = _Adapter
     _not_copied = ("_current_pass", "_workers")
 
-    @hint_arguments(**LOADER_HINTS, **PINNED_HINTS)
+    @validate.show_call("TorchLoader(feed)", **OPTION_HINTS)
     def __init__(
         self,
         feed: Feed,

@@ -192,7 +192,7 @@ def test_making_a_sampler_of_ones_own_anew_names_the_option(
         sampler = PKBatchSampler([0, 1] * 32, p=2, k=2, seed=0, batches_per_epoch=batches)
         update(DataLoader(range(64), batch_sampler=sampler), other)  # type: ignore[arg-type]
 
-    for batches, problem in ((30, "required argument: 'p'"), (31, "2 processes cannot divide 31")):
+    for batches, problem in ((30, "takes no batch_size="), (31, "2 processes cannot divide 31")):
         monkeypatch.setenv("WORLD_SIZE", "2")
         with pytest.raises(TypeError, match=problem) as caught:
             prepare(batches)

@@ -257,7 +257,7 @@ REFUSED: Refused = [
     (
         lambda: BucketBatchSampler([1], budget=1, seed=0, last_batch="drop"),
         TypeError,
-        "'last_batch': write BucketBatchSampler(lengths, budget=4096, seed=0)",
+        "takes no last_batch=: its options are budget, multiple, seed, window: write BucketBatch",
     ),
     (lambda: ShardShuffleSampler([1]), TypeError, "write ShardShuffleSampler(index.shard_lengths"),
     (lambda: split(5), TypeError, "write split(len(index), fraction=0.1, seed=0)"),
@@ -463,7 +463,7 @@ REFUSED: Refused = [
     (
         lambda: split(9, fraction=0.1, seed=3, stratify=[1] * 9),
         TypeError,
-        "'stratify': write split(len(index), fraction=0.1, seed=0), and by=labels to divide each",
+        "takes no stratify=: by=labels divides each class so: write split(len(index), fraction=0",
     ),
     (
         lambda: SubsetSampler([5], of=6, order=SequentialSampler(2)),
