@@ -56,10 +56,9 @@ def _operators_on_batches(datasets: list[Any], batch_size: int | None) -> Iterat
     on_records = False
     for dataset in datasets:
         operator = _operator(dataset)
-        if operator == "Batch" and batch_size and not on_records:
-            on_records = tf.get_static_value(getattr(dataset, "_batch_size", None)) == batch_size
-            if not on_records:
-                yield f"Batch of another size than {batch_size}"
+        size = tf.get_static_value(getattr(dataset, "_batch_size", None))
+        if operator == "Batch" and size and size == batch_size and not on_records:
+            on_records = True
         elif on_records and operator == "Unbatch":
             on_records = False
         elif on_records and operator in ("Repeat", "Take"):

@@ -182,7 +182,7 @@ def test_records_of_full_batches_may_be_mapped(make: Made) -> None:
 
 
 NOT_BATCHED_AGAIN: dict[str, Made] = {
-    "Batch of another size than 8": lambda d: d.unbatch().batch(4),
+    "Batch": lambda d: d.unbatch().batch(4),
     "Batch without unbatch": lambda d: d.batch(8),
     "Take between unbatch and batch": lambda d: d.unbatch().take(9).batch(8),
     "Repeat between unbatch and batch": lambda d: d.take(2).unbatch().repeat().batch(8),
