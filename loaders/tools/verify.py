@@ -27,7 +27,7 @@ from twinfeed.loaders.building.bad_records import (
 )
 from twinfeed.loaders.building.plan import BuildPlan, add_headers
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local_copy
-from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
+from twinfeed.loaders.errors import DataCorruptionError, DecodeError, LoaderError, StaleIndexError
 from twinfeed.loaders.feed.decode import DecodeImage
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record, Sample, one_by_one
@@ -156,6 +156,8 @@ def verify(
     """
     reading = parse_reading_options(verify, options)
     decoder = _decode_images if decode is True else decode or None
+    if decoder is not None and not callable(decoder):
+        raise TypeError(f"decode must be True or a function of a sample, got {decode!r:.80}")
     if bad_list is not None:
         bad_list = output_path(bad_list)
         check_replaceable(bad_list, *BAD_LIST)
@@ -278,7 +280,7 @@ class _DecodeErrors:
         if isinstance(error, ImportError):  # no fault of the record
             raise error
         if error is not None:
-            self._errors[number] = LoaderError(f"it does not decode: {error!r:.300}")
+            self._errors[number] = DecodeError(f"it does not decode: {error!r:.300}")
 
 
 class _ShardScan:
@@ -336,7 +338,9 @@ class _ShardScan:
                 start = error.offset if self.previous_end is None else self.previous_end
                 self._add(start or 0, error.record)
         for number, problem in decoding.finish().items() if decoding is not None else ():
-            self.bad.append(bad_record(job.shard, problem)._replace(record=number))
+            # The key of loose files: a list made with other files is then refused.
+            key = job.entries[number].key if job.entries else None
+            self.bad.append(bad_record(job.shard, problem)._replace(record=number, key=key))
 
     def _on_bad(self, error: DataCorruptionError) -> None:
         """Store the error of a bad record. The scan calls this, and continues after the record."""
@@ -432,7 +436,11 @@ def _check_indexed_shard(
     """
     index, name = reader.index, reader.index.shard_paths[shard]
     if index.container == "files":  # the records are loose files: there is no shard to scan
-        bad_files = [_bad_record_of(name, number, error) for number, error in errors.items()]
+        keys = index.keys(range(start, stop))
+        bad_files = [
+            _bad_record_of(name, number, error)._replace(key=keys[number])
+            for number, error in errors.items()
+        ]
         return bad_files, np.arange(stop - start)
     plan = BuildPlan(index.shards_root, index.options)
     scan = _ShardScan(plan, Job(name), size=int(index.shards["bytes"][shard]))
@@ -454,9 +462,10 @@ def _check_indexed_shard(
     scan_found_bad = bool(bad)
     # Step 2: the number of a record in the shard is found by its offset, since it is not its number
     # in the index if the index excludes earlier records of the shard.
+    undecodable = dict[int, BadRecord]()
     for row, error in errors.items():
         finding = _bad_record_of(name, int(numbers[row]), error)
-        bad.setdefault(finding.record, finding)
+        (undecodable if isinstance(error, DecodeError) else bad).setdefault(finding.record, finding)
     # Step 3: only the scan reads the headers of records, so only its findings explain why their
     # checksum differs. In a tar, this checksum also covers fields, which step 2 has read.
     explained = bool(bad) if index.container == "tar" else scan_found_bad
@@ -466,9 +475,10 @@ def _check_indexed_shard(
     elif not bad and len(digests) and scan.sha256 != digests[shard].tobytes().hex():
         what = "its SHA-256"
     else:
-        return list(bad.values()), numbers
-    bad[-1] = BadRecord(name, -1, problem=f"the shard has changed: {what} is not that of the index")
-    return list(bad.values()), numbers
+        return list((undecodable | bad).values()), numbers
+    problem = f"the shard has changed: {what} is not that of the index"
+    bad[-1] = BadRecord(name, -1, problem=problem)
+    return list((undecodable | bad).values()), numbers
 
 
 def _record_offsets(index: Index, start: int, stop: int) -> Int64s:

@@ -283,3 +283,22 @@ def test_undecodable_loose_files_are_listed(tmp_path: Path) -> None:
     assert verify(index, decode=True).good_records.tolist() == [1, 2, 3, 4, 5, 7]  # type: ignore[union-attr]
     good = build_index(tmp_path / "images", tmp_path / "y.index", exclude=tmp_path / "bad.jsonl")
     assert len(good) == 6
+    (tmp_path / "images" / "0" / "2.jpg").write_bytes(b"text!")
+    good = build_index(tmp_path / "images", tmp_path / "y.index", exclude=tmp_path / "bad.jsonl")
+    verify(good, decode=True, bad_list=tmp_path / "bad.jsonl")  # its numbers are of the rest
+    with pytest.raises(ValueError, match="which is not record 0"):
+        build_index(tmp_path / "images", tmp_path / "z.index", exclude=tmp_path / "bad.jsonl")
+
+
+def test_undecodable_image_does_not_explain_a_changed_shard(tmp_path: Path) -> None:
+    shard = (
+        pack(images(), tmp_path, container="tar")["data"].path.parent / "data-00000-of-00001.tar"
+    )
+    index = build_index(shard, tmp_path / "x.index", fields={"image": "jpg"}, label="cls")
+    data = shard.read_bytes()
+    name = data.index(b"3.cls\0")
+    shard.write_bytes(data[: name + 512] + b"7" + data[name + 513 :])
+    found = verify(index, decode=True).findings
+    assert [bad.record for bad in found] == [5, -1]
+    with pytest.raises(TypeError, match="decode must be True or a function"):
+        verify(index, decode="image")  # type: ignore[arg-type]
