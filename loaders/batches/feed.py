@@ -94,9 +94,9 @@ class Feed:
         batch_spec: the same for fields that `batch_transform` returns, where they differ from those
             of the first batch: a length that changes is None.
         missing: "error" refuses fields that a record of the index is known to lack; of another
-            source, fields with a null. A dict gives such fields a value, and may name fields that
-            are not read. "late" raises an error only when such a record is read, for samplers that
-            draw no such record.
+            source, fields with a null. A dict gives such fields a value, and may name columns, and
+            fields that are not read. A number, not a list, says that each record has one. "late"
+            raises an error only when such a record is read, for samplers that draw no such record.
 
     Raises:
         ValueError: the sampler was made for another number of records, or some records lack a

@@ -103,7 +103,8 @@ class Reader(Closing):
         Args:
             ids: record ids, int[n].
             fields: the names of fields and columns. Default: every field.
-            missing: a dict from a field to the value for the records that lack the field.
+            missing: a dict from a field to the value for the records that lack the field. A number
+                says that each record has one, so that all values are numbers.
 
         Raises:
             IndexError: an id outside [0, N).
