@@ -161,6 +161,22 @@ def test_index_and_verify_take_lists_and_long_records(
     assert main([*verify, "1k"]) == 1
 
 
+def test_index_and_info_name_the_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = str(write_tfrecord(tmp_path / "a.tfrecord", [{"box": 1, "size": [2, 3], "x": b"."}]))
+    out = str(tmp_path / "a.index")
+    for options, line, columns in (
+        ([], "1 record, 1 shard, columns box, size", "box (int64), size (int64[2])"),
+        (["--list", "box"], "1 record, 1 shard, columns size", "size (int64[2])"),
+        (["--list", "box", "--list", "size"], "1 record, 1 shard", "none"),
+    ):
+        assert main(["index", shard, "--out", out, *options, "-q"]) == 0
+        assert capsys.readouterr().out == f"{out}: {line}\n"
+        assert main(["info", out]) == 0
+        assert f"columns: {columns}\n" in capsys.readouterr().out
+
+
 def test_index_and_verify_join_scattered_members(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
