@@ -27,7 +27,6 @@ from twinfeed.loaders.feed.shuffling import shuffled as shuffled
 from twinfeed.loaders.index import Index as Index
 from twinfeed.loaders.index import open_index as open_index
 from twinfeed.loaders.index.index import Field as Field
-from twinfeed.loaders.loop.ledger import Ledger as Ledger
 from twinfeed.loaders.loop.loader import Loader as Loader
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader as NumpyLoader
 from twinfeed.loaders.loop.selector import Selector as Selector
@@ -46,12 +45,14 @@ from twinfeed.loaders.tools.backends import Backend as Backend
 from twinfeed.loaders.tools.compare import Comparison as Comparison
 from twinfeed.loaders.tools.compare import Run as Run
 from twinfeed.loaders.tools.compare import compare as compare
-from twinfeed.loaders.tools.ledgers import LedgerDifference as LedgerDifference
-from twinfeed.loaders.tools.ledgers import diff as diff
-from twinfeed.loaders.tools.ledgers import when as when
-from twinfeed.loaders.tools.ledgers import who as who
 from twinfeed.loaders.tools.planning import Plan as Plan
 from twinfeed.loaders.tools.planning import plan as plan
 from twinfeed.loaders.tools.results import Results as Results
 from twinfeed.loaders.tools.verify import Report as Report
 from twinfeed.loaders.tools.verify import verify as verify
+from twinfeed.loaders.tools.who import FeedDifference as FeedDifference
+from twinfeed.loaders.tools.who import RecordSteps as RecordSteps
+from twinfeed.loaders.tools.who import StepRecords as StepRecords
+from twinfeed.loaders.tools.who import diff as diff
+from twinfeed.loaders.tools.who import when as when
+from twinfeed.loaders.tools.who import who as who

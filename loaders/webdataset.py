@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -193,7 +192,7 @@ class _CheckedStage(NamedTuple):
         )
 
 
-def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> SampleLoader:
+def samples(feed: Feed, /) -> SampleLoader:
     """Return a source of samples for a `wds.DataPipeline`, in the order of a feed's stream.
 
     A sample is a dict as in webdataset: `__key__`, `__url__`, and the bytes of each field by its
@@ -204,7 +203,6 @@ def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> S
 
     Args:
         feed: a feed over an index. Its `collate` is not used: the stage `batched` collates.
-        ledger: a file that says which steps the loop has received: see `Ledger`.
 
     Raises:
         ValueError: the feed has padding, reuses decoded images, or has a `batch_transform`, which
@@ -225,7 +223,7 @@ def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> S
             "samples cannot have padding, reuse of decoded images or a batch_transform: use a "
             "TorchLoader for these"
         )
-    return FeedSampleLoader(feed, checksums=True, readahead=0, ledger=ledger)
+    return FeedSampleLoader(feed, checksums=True, readahead=0)
 
 
 class FeedSampleLoader(SampleLoader, FeedLoader[list[Sample]]):
@@ -271,7 +269,6 @@ def choose_samples(
     *,
     source: SourceOf | None = None,
     replay: bool = False,
-    ledger: str | os.PathLike[str] | None = None,
 ) -> SampleLoader:
     """Take samples from several pipelines, one for each class or data set, as a sampler decides.
 
@@ -289,7 +286,6 @@ def choose_samples(
             position, in all epochs. Then a resumed run is exact, if the pipelines are
             deterministic. Without `replay`, a resumed run draws the right classes or sets, but each
             pipeline starts with its first sample.
-        ledger: a file that says which steps the loop has received: see `Ledger`.
 
     Raises:
         ValueError: the sampler decides which record comes, and not only its class or set; or, while
@@ -306,7 +302,7 @@ def choose_samples(
         raise TypeError("each pass restarts the pipelines: give a DataPipeline, not an iterator")
     choices = Choices(sampler, len(pipelines), source)
     replay = validate.flag("replay", replay)
-    return _ChosenSamples(choices, pipelines, replay=replay, ledger=ledger)
+    return _ChosenSamples(choices, pipelines, replay=replay)
 
 
 class _ChosenSamples(SampleLoader):

@@ -9,21 +9,28 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from twinfeed.loaders.batches.feed import Feed, index_of
+from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.building.bad_records import BadRecord
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
-from twinfeed.loaders.command_line._feeds import feed_of, image_field, load_feed, sampler_of
-from twinfeed.loaders.command_line._preview import describe_record, is_missing, preview
+from twinfeed.loaders.command_line._feeds import (
+    feed_of,
+    image_field,
+    load_feed,
+    load_state,
+    sampler_of,
+)
+from twinfeed.loaders.command_line._preview import is_missing, preview
 from twinfeed.loaders.command_line._printing import (
     error_line,
     options_built_with,
@@ -40,15 +47,16 @@ from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.storage.url import is_url
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.loaders.tools.compare import compare
-from twinfeed.loaders.tools.ledgers import diff, when, who
 from twinfeed.loaders.tools.planning import plan
 from twinfeed.loaders.tools.verify import verify
+from twinfeed.loaders.tools.who import diff, records_of, when, who
 from twinfeed.samplers import BatchSampler, RandomSampler, Sampler, ShardShuffleSampler, validate
 from twinfeed.samplers.validate import counted
 
@@ -265,7 +273,8 @@ def run_cat(options: argparse.Namespace) -> None:
     """Run `twinfeed cat`: print a preview of records, or write the bytes of one field."""
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
-        for record in _find_records(index, options.records, options.key):
+        names = _record_names(index, options.records, options.key)
+        for record in chain.from_iterable(records_of(index, name) for name in names):
             if options.field is None:
                 lines = preview(index, reader, record)
                 print_lines(index.describe(record), *(f"  {line}" for line in lines))
@@ -337,39 +346,28 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def run_who(options: argparse.Namespace) -> None:
-    """Run `twinfeed who`: print the records of a step of a run, which the run's ledger gives.
-
-    A ledger is the file in which a loader writes which steps the training loop received. A step
-    that was repeated, after a checkpoint was loaded, is printed each time.
-    """
-    feed = load_feed(options.feed)
-    requests = who(options.ledger, feed, options.step, rank=options.rank)
-    for number, request in enumerate(requests, 1):
-        repeats = f", occurrence {number} of {len(requests)}" if len(requests) > 1 else ""
-        print_lines(f"step {options.step} (epoch {request.epoch}, step {request.step}){repeats}")
-        for sample_id, record in zip(request.ids.tolist(), request.records.tolist(), strict=True):
-            if record >= 0:  # -1 fills up a batch
-                print_lines(f"  id {sample_id}: {describe_record(feed.index, record)}")
+    """Run `twinfeed who`: print the records of a step of a feed."""
+    state = None if options.state is None else load_state(options.state)
+    ranks = {"rank": options.rank, "world_size": options.world_size}
+    _print_result(who(load_feed(options.feed), options.step, **ranks, state=state))
 
 
 def run_when(options: argparse.Namespace) -> None:
-    """Run `twinfeed when`: print in which steps of a run the training loop received a record.
-
-    The steps are found in the run's ledger, the file in which its loader wrote them.
-    """
+    """Run `twinfeed when`: print the steps of a feed whose batch has a record."""
     feed = load_feed(options.feed)
-    index = index_of(feed, "twinfeed when")
-    for record in _find_records(index, options.record, options.key):
-        steps = when(options.ledger, feed, record, rank=options.rank)
-        print_lines(f"{index.describe(record)}: {counted(len(steps), 'step')}")
-        print_lines(*(f"  step {step} (epoch {step // len(feed)})" for step in steps))
+    for name in _record_names(feed.index, options.record, options.key):
+        _print_result(when(feed, name, until=options.until))
 
 
 def run_diff(options: argparse.Namespace) -> int:
-    """Run `twinfeed diff` on two ledgers; return the exit status, 1 if the records differ."""
-    difference = diff(options.first, options.second)
-    print_lines("the same records" if difference is None else str(difference))
-    return 0 if difference is None else 1
+    """Run `twinfeed diff` on two feeds; return the exit status, 1 if they differ."""
+    result = diff(*map(load_feed, options.feed))
+    _print_result(result)
+    return 0 if result.ok else 1
+
+
+def _print_result(result: object) -> None:
+    print_lines(*str(result).split("\n"))
 
 
 def _compared_samplers(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
@@ -413,32 +411,18 @@ def _is_picture(file: BinaryIO) -> bool:
     return re.search(rb"(?si)creator.{1,60}twinfeed", file.read()) is not None
 
 
-def _find_records(index: Index, arguments: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the record ids that arguments and `--key` options name.
+def _record_names(source: Source, arguments: list[str], keys: list[str]) -> list[int | str]:
+    """Return the record ids and keys that arguments name, and then the `keys`.
 
-    An argument is the number of a record, or, if it is not a number, a key. `keys` are always keys.
+    An argument is the number of a record, or, if it is not a number, a key.
     """
     if not arguments and not keys:
         raise ValueError("no record is given: give record numbers, keys, or --key KEY")
-    wanted = {text for text in arguments if not _NUMBER.fullmatch(text)} | {*keys}
-    records: dict[str, list[int]] = {}  # by key
-    for record, key in enumerate(index.keys() if wanted else ()):
-        if key in wanted:
-            records.setdefault(key, []).append(record)
-    for key in wanted - records.keys():
-        examples = ", ".join(map(repr, index.keys(range(min(3, len(index))))))
-        raise KeyError(
-            f"no record has the key {key!r}: give a key, such as {examples}, or a number"
-        )
-    ids = []
-    for text in arguments:
-        ids += [_record_number(index, text)] if _NUMBER.fullmatch(text) else records[text]
-    for key in keys:
-        ids += records[key]
-    return ids
+    numbers = [_record_number(source, t) if _NUMBER.fullmatch(t) else t for t in arguments]
+    return [*numbers, *keys]
 
 
-def _record_number(index: Index, text: str) -> int:
+def _record_number(index: Source, text: str) -> int:
     """Return the record id of a number, which counts from the end if it is negative."""
     n = len(index)
     if len(text) > 20 or not -n <= int(text) < n:

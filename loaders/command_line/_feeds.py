@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from importlib import import_module
 from pathlib import Path
+from runpy import run_path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,10 @@ from twinfeed.loaders.feed.decode import DecodeImage, Fit
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
+from twinfeed.samplers.cursor import Cursor
 
 DEFAULT_K = 4
 
@@ -23,29 +28,56 @@ DEFAULT_K = 4
 def load_feed(text: str) -> Feed:
     """Import a Python file, and return its feed: "train.py:feed" is `feed` of train.py.
 
-    While the file is imported, `sys.argv` has its path alone, so that it can parse arguments.
+    While the file is imported, `sys.argv` has its path alone, so that it can parse arguments, and
+    no loader starts. Its modules are forgotten, as another file may have others of the same names.
 
     Raises:
-        ValueError: the text has another form, the file exits, or it has no such name.
+        ValueError: the text has another form, the file exits or starts a loader, or it has no such
+            name.
     """
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise ValueError(f"--feed must be FILE.py:NAME, such as train.py:feed, got {text!r}")
     file = Path(path).resolve(strict=True)
     sys.path.insert(0, str(file.parent))
-    arguments, sys.argv = sys.argv, [path]
+    arguments, modules = sys.argv, {*sys.modules}
+    sys.argv, Cursor.refused = [path], []
     try:
-        module = import_module(file.stem)
-    except SystemExit as error:
+        names = run_path(str(file), run_name=file.stem)
+    except BaseException as error:
+        if not Cursor.refused and not isinstance(error, SystemExit):
+            raise
+        status = f"exits (status {getattr(error, 'code', None)})"
         raise ValueError(
-            f"{path} exits while it is imported (status {error.code}): put what runs, and parses "
-            "arguments, below if __name__ == '__main__'"
+            f"{path} {'starts a loader' if Cursor.refused else status} while it is imported: put "
+            "what trains, runs and parses arguments below if __name__ == '__main__'"
         ) from None
     finally:
-        sys.argv = arguments
-    if not hasattr(module, name):
+        sys.argv, Cursor.refused = arguments, None
+        for module in sys.modules.keys() - modules:
+            if _is_beside(module, file.parent):
+                del sys.modules[module]
+    if name not in names:
         raise ValueError(f"{path} has no {name!r}: give --feed the name of a feed at its top level")
-    return check_feed(getattr(module, name))
+    return check_feed(names[name])
+
+
+def _is_beside(module: str, folder: Path) -> bool:
+    """Return whether a module, or the package that it is in, lies in a folder."""
+    # Not by `getattr`, which would import what is lazy.
+    file = Path(getattr(sys.modules[module], "__dict__", {}).get("__file__") or "/")
+    top = module.partition(".")[0]
+    return file.is_relative_to(folder) and file.relative_to(folder).parts[0] in (top, f"{top}.py")
+
+
+def load_state(path: str) -> Any:
+    """Return the state in a JSON file, whatever it holds."""
+    try:
+        return json.loads(read_file(path, LIMITS.manifest_bytes))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is no JSON ({error}): write a state by json.dump(loader.state_dict(), file)"
+        ) from None
 
 
 def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:

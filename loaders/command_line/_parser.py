@@ -429,59 +429,53 @@ def _add_plan_parser(commands: Any) -> None:
 
 
 def _add_who_parser(commands: Any) -> None:
-    """Add the parser of `twinfeed who`, which prints the records of a step of a run.
-
-    A ledger is the file in which a loader writes which steps the training loop received.
-    """
-    add = _ledger_parser(
+    """Add the parser of `twinfeed who`."""
+    add = _feed_parser(
         commands,
         "who",
-        "Print which records were in a step of a run, by the ledger that the loader wrote.",
-        "who run/ledger.jsonl --feed train.py:feed --step 340",
-        "who run/ledger.jsonl --feed train.py:feed --step 340 --rank 3",
+        "Print which records the batch of a step has. The batch is drawn again, not read.",
+        "who --feed train.py:feed --step 340",
+        "who --feed train.py:feed --step 340 --rank 3 --world-size 8 --state run/state.json",
     )
-    add("--step N", "the step, counted over all epochs", required=True)
+    add("--step N", "as loader.global_step says in the loop; from 1", required=True)
+    add("--rank N", "only the records of this rank; default: of the whole batch")
+    add("--world-size N", "the number of ranks, with --rank", shown=1)
+    add("--state FILE", "loader.state_dict() as JSON: a feed that does not fit is refused")
 
 
 def _add_when_parser(commands: Any) -> None:
-    """Add the parser of `twinfeed when`, which prints the steps of a run that used a record.
-
-    A ledger is the file in which a loader writes which steps the training loop received.
-    """
-    add = _ledger_parser(
+    """Add the parser of `twinfeed when`."""
+    add = _feed_parser(
         commands,
         "when",
-        "Print which steps of a run had a record, by the ledger that the loader wrote.",
-        "when run/ledger.jsonl --feed train.py:feed --record 17",
-        "when run/ledger.jsonl --feed train.py:feed --record class3/13",
+        "Print which steps have a record. All batches up to a step are drawn again.",
+        "when --feed train.py:feed --record 17 --until 5000",
+        "when --feed train.py:feed --record class3/13 --until 5000",
     )
     add("--record RECORD...", "a record id (from the end if negative), or a key")
     add("--key KEY...", "a key, which may look like a number")
-
-
-def _ledger_parser(commands: Any, name: str, text: str, *examples: str) -> Callable[..., None]:
-    """Add the parser of a command on a ledger, the file in which a loader wrote its steps, and on
-    the feed of that loader; return a function that adds further arguments.
-    """
-    add = partial(_add, _command_parser(commands, name, text, *examples))
-    add("ledger", "the path that the loader was given as ledger=")
-    add("--feed FILE.py:NAME", "the feed of the run; the file is imported", required=True)
-    add("--rank N", "only the records of this rank (process); default: of the whole batch")
-    return add
+    add("--until N", "the last step, as loader.global_step says in the loop", required=True)
 
 
 def _add_diff_parser(commands: Any) -> None:
     """Add the parser of `twinfeed diff`."""
-    parser = _command_parser(
+    _feed_parser(
         commands,
         "diff",
-        "Print the first step at which two runs had different records. No shards are needed. The "
-        "exit status is 1 if there is such a step.",
-        "diff a/ledger.jsonl b/ledger.jsonl",
+        "Print the first step at which two feeds have other records, and why. No shards are read. "
+        "The exit status is 1 if they differ.",
+        "diff --feed old/train.py:feed new/train.py:feed",
+        feeds=2,
     )
-    add = partial(_add, parser)
-    add("first", "the ledger of a run")
-    add("second", "the ledger of another run")
+
+
+def _feed_parser(
+    commands: Any, name: str, text: str, *examples: str, feeds: int | None = None
+) -> Callable[..., None]:
+    """Add the parser of a command on feeds, and return a function that adds further arguments."""
+    add = partial(_add, _command_parser(commands, name, text, *examples))
+    add("--feed FILE.py:NAME", "a feed; its file is imported", required=True, nargs=feeds)
+    return add
 
 
 def _parse_field(text: str) -> tuple[str, str]:

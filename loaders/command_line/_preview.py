@@ -10,7 +10,6 @@ import numpy as np
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import Source
 from twinfeed.samplers.validate import counted
 
 _MAX_TEXT = 200
@@ -32,18 +31,6 @@ def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
             location = "" if index.container == "files" else f" at byte {row['offset']}"
             (value,) = reader.read([record], [name])[name]
             yield f"{name}: {_describe(value, location)}"
-
-
-def describe_record(source: Source, record: int, /) -> str:
-    """Describe a record in one line: its shard and number, the offset of its data, its label."""
-    text = source.describe(record)
-    if isinstance(source, Index) and source.container != "files":
-        rows = [source.table(name)[record] for name in source.fields]
-        offsets = [int(row["offset"]) for row in rows if row["length"] >= 0]
-        text += f", byte {min(offsets)}" if offsets else ""
-    return text + (
-        f", label {source.columns['label'][record]}" if "label" in source.columns else ""
-    )
 
 
 def is_missing(index: Index, name: str, record: int, /) -> bool:

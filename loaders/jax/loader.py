@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 
 import jax
@@ -41,8 +40,6 @@ class JaxLoader(ThreadedLoader[B]):
             most 8; no threads if nothing is decoded.
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them, as in `NumpyLoader`.
-        ledger: a file that says which steps the loop has received, for `who`, `when` and `diff`:
-            see `Ledger`.
 
     Raises:
         ValueError: the sharding does not divide every batch, cuts another axis, or gives this
@@ -73,7 +70,6 @@ class JaxLoader(ThreadedLoader[B]):
         threads: int | None = None,
         checksums: bool = True,
         readahead: int | None = None,
-        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         if check_feed(feed).sampler.world_size > 1:
             raise ValueError("give the whole feed, not a rank of shard: the sharding has the rows")
@@ -91,7 +87,6 @@ class JaxLoader(ThreadedLoader[B]):
             threads=threads,
             checksums=checksums,
             readahead=readahead,
-            ledger=ledger,
         )
 
     def _start_pass(

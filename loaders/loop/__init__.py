@@ -4,6 +4,6 @@ loader.py keeps the position, and starts and ends passes.
 
 adapter.py serves frameworks that iterate by themselves, and external_passes.py says where their
 passes begin. feed_loader.py adds what a feed needs, and numpy_loader.py is the loader without a
-framework. ledger.py writes which steps a loop received, and record_state.py is what a state says
-of records. selector.py gives only the numbers of the sources that a sampler chooses.
+framework. record_state.py is what a state says of records. selector.py gives only the numbers of
+the sources that a sampler chooses.
 """

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from twinfeed.loaders.loop.ledger import Ledger
 from twinfeed.samplers.cursor import Cursor
 
 Order = Literal["unchecked"]
@@ -61,8 +60,8 @@ class ExternalPasses:
     (2, 0)
     """
 
-    def __init__(self, cursor: Cursor, /, *, advice: str, ledger: Ledger | None = None) -> None:
-        self._cursor, self._advice, self._ledger = cursor, advice, ledger
+    def __init__(self, cursor: Cursor, /, *, advice: str) -> None:
+        self._cursor, self._advice = cursor, advice
         # The (epoch, step) at which the next pass starts, while a caller tracks the position, from
         # `track_from` to `stop_tracking`; otherwise None.
         self._tracked_start: tuple[int, int] | None = None
@@ -91,6 +90,7 @@ class ExternalPasses:
         The result also has the generation, a number that rises whenever case 3 begins or ends, so
         that `finish` can ignore the end of a pass that started before.
         """
+        self._cursor.check_may_start()
         training = not self._cursor.stream.evaluation
         with _LOCK:
             if self.peeking and training:  # 1.
@@ -124,7 +124,7 @@ class ExternalPasses:
         Args:
             pass_start: where the pass started, as `start` has returned it.
         """
-        epoch, step, generation = pass_start
+        epoch, _, generation = pass_start
         evaluation = self._cursor.stream.evaluation
         with _LOCK:
             # 1. The generation is a number that rises at `track_from` and `stop_tracking`. A pass
@@ -136,14 +136,11 @@ class ExternalPasses:
                 if self._tracked_start[0] == epoch:
                     self._tracked_start = (epoch if evaluation else epoch + 1), 0
                 return
-            num_steps = len(self._cursor.stream)  # 3.
-            if self._ledger is not None:  # the file that says which steps were received
-                self._ledger.delivered(epoch * num_steps + step, num_steps - step)
-            if evaluation:
+            if evaluation:  # 3.
                 self._cursor.end()
             elif self._cursor.epoch == epoch:  # else `set_epoch` has changed it meanwhile
-                # Step `num_steps` is the end of the epoch, which is the start of the next one.
-                self._cursor.seek(epoch, num_steps)
+                # The end of the epoch is the start of the next one.
+                self._cursor.seek(epoch, len(self._cursor.stream))
 
     def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
         """Let the caller set the loader's position while a framework iterates over the loader.
@@ -182,14 +179,7 @@ class ExternalPasses:
         return self._latest_start == (epoch, step)
 
     def advance_to(self, epoch: int, step: int, /) -> None:
-        """Set the loader's position: all batches before this step were trained on.
-
-        The ledger, the file of received steps, gets the steps since the previous position.
-        """
-        if self._ledger is not None:
-            num_steps = len(self._cursor.stream)
-            previous = self._cursor.epoch * num_steps + self._cursor.step
-            self._ledger.delivered(previous, epoch * num_steps + step - previous)
+        """Set the loader's position: all batches before this step were trained on."""
         self._cursor.seek(epoch, step)
 
     def stop_tracking(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -43,10 +42,9 @@ class FeedLoader(Loader[B]):
         *,
         checksums: bool,
         readahead: int | None,
-        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         self.feed = check_feed(feed)
-        super().__init__(feed.sampler, ledger=ledger)
+        super().__init__(feed.sampler)
         if readahead is not None:
             readahead = validate.integer("readahead", readahead, minimum=0)
         self.checksums, self.readahead = validate.flag("checksums", checksums), readahead
@@ -125,9 +123,8 @@ class ThreadedLoader(FeedLoader[B]):
         threads: int | None = None,
         checksums: bool = True,
         readahead: int | None = None,
-        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(feed, checksums=checksums, readahead=readahead, ledger=ledger)
+        super().__init__(feed, checksums=checksums, readahead=readahead)
         self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)
 
     def _batches(

@@ -18,7 +18,6 @@ from weakref import WeakSet
 
 from twinfeed.loaders.batches.meter import Meter, PassReport
 from twinfeed.loaders.loop.external_passes import ExternalPasses
-from twinfeed.loaders.loop.ledger import Ledger
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor
@@ -121,9 +120,7 @@ class Loader(Closing, Generic[B]):
     _not_copied: ClassVar[tuple[str, ...]] = ("_current_pass",)
     _shared: ClassVar[tuple[str, ...]] = ("_sampler",)  # shared by a shallow copy
 
-    def __init__(
-        self, sampler: BatchStream, /, *, ledger: str | os.PathLike[str] | None = None
-    ) -> None:
+    def __init__(self, sampler: BatchStream, /) -> None:
         self._sampler = sampler
         self._cursor = Cursor(sampler)
         self.meter = Meter()
@@ -132,11 +129,7 @@ class Loader(Closing, Generic[B]):
         self._loaded_position = 0, 0  # the (epoch, step) that load_state_dict set
         self._warned_of_repeat_or_skip = False  # set_epoch warns only once
         self._position_was_set = False  # by set_epoch or load_state_dict
-        stream = getattr(self, "feed", sampler)
-        self._ledger = None if ledger is None else Ledger(ledger, stream)
-        self.external_passes = ExternalPasses(
-            self._cursor, advice=self._counting_advice, ledger=self._ledger
-        )
+        self.external_passes = ExternalPasses(self._cursor, advice=self._counting_advice)
         _LOADERS.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -290,13 +283,10 @@ class Loader(Closing, Generic[B]):
     def _count_received(self) -> bool:
         """Count a batch that the loop has received; return whether it is the last of its epoch.
 
-        The epoch is noted for `set_epoch`, which warns if it starts the epoch again. The step is
-        written to the ledger, a file that later shows which records the loop has received. At last
-        the loader's position moves to the next step.
+        The epoch is noted for `set_epoch`, which warns if it starts the epoch again. The loader's
+        position moves to the next step.
         """
         self._received_epochs.add(self._cursor.epoch)
-        if self._ledger is not None:
-            self._ledger.delivered(self.global_step)
         return self._cursor.advance()
 
     @property
@@ -395,8 +385,6 @@ class Loader(Closing, Generic[B]):
         self._position_was_set = True
         self._received_epochs.clear()
         self._loaded_position = self.epoch, self.step
-        if self._ledger is not None:  # the file that says which steps the loop has received
-            self._ledger.loaded(self.global_step)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatchError for a state of another sampler."""
@@ -405,8 +393,6 @@ class Loader(Closing, Generic[B]):
     def close(self) -> None:
         """Stop the running pass and close the files; a later pass opens them again."""
         self._end_pass_and_tracking()
-        if self._ledger is not None:
-            self._ledger.close()
 
     def _end_pass_and_tracking(self) -> None:
         """End the running pass, and the tracking of a framework's passes."""

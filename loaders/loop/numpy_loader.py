@@ -26,8 +26,6 @@ class NumpyLoader(ThreadedLoader[B]):
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
-        ledger: a file that says which steps the loop has received, for `who`, `when` and `diff`:
-            see `Ledger`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, pack

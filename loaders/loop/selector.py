@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterator
 from itertools import chain
 from typing import SupportsIndex
@@ -114,7 +113,6 @@ class Selector(Loader[Int64s]):
         sources: the number of sources.
         source: the number of the source of each sample id, as a function of ids (int64[n]) or an
             array by id, such as labels from 0. Classes and mixtures have this by themselves.
-        ledger: a file that says which steps the loop has received: see `Ledger`.
 
     Raises:
         ValueError: a sampler that needs each record's id: `ShardShuffleSampler`, views, reuse,
@@ -141,11 +139,10 @@ class Selector(Loader[Int64s]):
         /,
         *,
         source: SourceOf | None = None,
-        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         num_sources = validate.integer("sources", sources, minimum=1)
         self.choices = Choices(sampler, num_sources, source)
-        super().__init__(sampler, ledger=ledger)
+        super().__init__(sampler)
 
     def drawn(self) -> Int64s:
         """Return how often each source was drawn before this position, int64[sources].

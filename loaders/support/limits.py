@@ -23,7 +23,6 @@ class Limits:
         arrays: arrays of an index.
         features: features of one Example.
         table_bytes: bytes of a table of labels, of a list of bad records or of classes.
-        ledger_bytes: bytes of a ledger.
         pixels: pixels of one image. `DecodeImage(max_pixels=…)` sets another limit.
         inflation: bytes of a decompressed shard for each byte of the compressed shard; a shard may
             always have `record_bytes`.
@@ -43,7 +42,6 @@ class Limits:
     arrays: int = 1 << 10
     features: int = 1 << 14
     table_bytes: int = 1 << 32
-    ledger_bytes: int = 1 << 28
     pixels: int = 1 << 27
     inflation: int = 1 << 10
     download_bytes: int = 1 << 38

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +31,6 @@ def choose(
     labels: bool = False,
     device: str | None = None,
     prefetch: int = 2,
-    ledger: str | os.PathLike[str] | None = None,
 ) -> DatasetLoader[Any]:
     """Make batches of elements from several datasets, each element from the one a sampler chooses.
 
@@ -63,7 +61,6 @@ def choose(
             targets.
         device: as of a `TensorFlowLoader`.
         prefetch: as of a `TensorFlowLoader`.
-        ledger: as of a `TensorFlowLoader`.
 
     Returns:
         a loader, with the position, `state_dict`, `dataset` and `track` of a `TensorFlowLoader`.
@@ -94,7 +91,6 @@ def choose(
         labels=labels,
         device=device,
         prefetch=prefetch,
-        ledger=ledger,
     )
 
 
@@ -113,7 +109,6 @@ class _ChoosingLoader(DatasetLoader[Any]):
         labels: bool,
         device: str | None,
         prefetch: int,
-        ledger: str | os.PathLike[str] | None,
     ) -> None:
         groups = None
         if isinstance(datasets, SourceDatasets):
@@ -124,7 +119,7 @@ class _ChoosingLoader(DatasetLoader[Any]):
         # Made only for its element spec. TensorFlow raises if the specs of the datasets differ.
         chosen = tf.data.Dataset.choose_from_datasets(examples, tf.data.Dataset.range(0))
         self._choices = Choices(sampler, len(datasets), source, groups)
-        super().__init__(sampler, ledger=ledger)
+        super().__init__(sampler)
         self._datasets, self._spec = datasets, chosen.element_spec
         self.replay = validate.flag("replay", replay)
         self.labels = validate.flag("labels", labels)

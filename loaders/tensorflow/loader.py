@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import tensorflow as tf
@@ -52,8 +51,6 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
-        ledger: a file that says which steps the loop has received, for `who`, `when` and `diff`:
-            see `Ledger`.
 
     Raises:
         ValueError: a device that TensorFlow does not see.
@@ -82,9 +79,8 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         threads: int | None = None,
         checksums: bool = True,
         readahead: int | None = None,
-        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(feed, checksums=checksums, readahead=readahead, ledger=ledger)
+        super().__init__(feed, checksums=checksums, readahead=readahead)
         self.device = device if device is None else chosen_device(device)
         self.prefetch, resolved = resolve_prefetch(feed, prefetch, threads)
         # None stays None: where nothing is decoded, `BatchSource` decides whether threads help.

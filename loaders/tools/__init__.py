@@ -1,5 +1,5 @@
 """Checks of data and streams, before and during training.
 
 `verify` (verify.py), `compare` (compare.py) over the backends of backends.py, `plan` (planning.py);
-the results of a pass: `Results` (results.py); `who`, `when` and `diff` of ledgers (ledgers.py).
+the results of a pass: `Results` (results.py); `who`, `when` and `diff` (who.py).
 """

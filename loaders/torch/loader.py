@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import closing
 from functools import cached_property, partial
@@ -95,8 +94,6 @@ class TorchLoader(ThreadedLoader[B]):
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
-        ledger: a file that says which steps the loop has received, for `who`, `when` and `diff`:
-            see `Ledger`.
 
     Raises:
         ValueError: options contradict each other, or torch cannot use the device.
@@ -133,7 +130,6 @@ class TorchLoader(ThreadedLoader[B]):
         worker_init_fn: Callable[[int], None] | None = None,
         checksums: bool = True,
         readahead: int | None = None,
-        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         self.device = torch_device(device)
         self.num_workers = validate.integer("num_workers", num_workers, minimum=0)
@@ -146,7 +142,6 @@ class TorchLoader(ThreadedLoader[B]):
             threads=threads,
             checksums=checksums,
             readahead=readahead,
-            ledger=ledger,
         )
         if num_workers:
             if not prefetch:

@@ -157,7 +157,7 @@ def test_file_of_feed_parses_its_own_arguments_and_may_not_exit(
     for name, ending in (("exits", "0"), ("needs", "2")):
         exiting = tmp_path / f"{name}.py"
         exiting.write_text(f"feed = 1\nimport sys\nsys.exit({ending})\n")
-        with pytest.raises(ValueError, match=rf"{name}\.py exits .*status {ending}\): put what"):
+        with pytest.raises(ValueError, match=rf"{name}\.py exits \(status {ending}\) .*: put what"):
             load_feed(f"{exiting}:feed")
     assert sys.argv[0] == "twinfeed"
 

@@ -19,7 +19,6 @@ from twinfeed import (
     Feed,
     ImageFolder,
     Index,
-    Ledger,
     LooseFiles,
     NumpyLoader,
     Reader,
@@ -79,10 +78,6 @@ SHOWN: dict[str, tuple[Callable[[Index], object], str]] = {
     "rank": (
         lambda index: NumpyLoader(feed(index).shard(1, 2)),
         "<NumpyLoader of Feed(<Index .*>, rank 1 of 2 of BatchSampler(.*): epoch 0, step 0 of 4>",
-    ),
-    "ledger": (
-        lambda index: Ledger(index.path.parent / "ledger.jsonl", sampler()),
-        "Ledger('{path}/ledger.jsonl', BatchSampler(",
     ),
     "selector": (selector, "<Selector of BatchSampler(.*): epoch 0, step 0 of 4>"),
     "reader": (partial(Reader, checksums=False), "Reader(<Index .*>, checksums=False)"),
