@@ -1,11 +1,11 @@
 """Find the record that makes the loss jump, leave it out by a schedule, and go on.
 
-One of 1,797 digits was scanned as a negative, at another depth. The ledger of the run says which
+One of 1,797 digits was scanned as a negative, at another depth. The feed of the run says which
 records the step of the jump had:
 
     python poisoned_record.py
-    python -m twinfeed who poisoned-data/ledger.jsonl --feed poisoned_record.py:feed --step 55
-    python poisoned_record.py --look 55
+    python -m twinfeed who --feed poisoned_record.py:feed --step 56
+    python poisoned_record.py --look 56
     python poisoned_record.py --exclude 1234
 """
 
@@ -33,7 +33,7 @@ from twinfeed import (
 )
 
 OUT = Path("poisoned-data")
-LEDGER, CHECKPOINT, EXCLUDED = OUT / "ledger.jsonl", OUT / "checkpoint.pt", OUT / "excluded.json"
+CHECKPOINT, EXCLUDED = OUT / "checkpoint.pt", OUT / "excluded.json"
 BATCH, STEPS, SAVED_EVERY, POISONED, JUMP = 8, 300, 25, 1234, 10.0
 
 
@@ -66,7 +66,7 @@ def train(feed: Feed) -> None:
     torch.manual_seed(SEED)
     model = torch.nn.Linear(64, 10)
     optimiser = torch.optim.SGD(model.parameters(), 0.2)
-    with TorchLoader(feed, device="cpu", ledger=LEDGER) as loader:
+    with TorchLoader(feed, device="cpu") as loader:
         if CHECKPOINT.exists():
             weights, position = torch.load(CHECKPOINT)
             model.load_state_dict(weights)
@@ -78,7 +78,7 @@ def train(feed: Feed) -> None:
                 loss.backward()
                 optimiser.step()
                 if loss > JUMP:
-                    print(f"the loss jumps to {loss:.1f} at step {loader.global_step - 1}")
+                    print(f"the loss jumps to {loss:.1f} at step {loader.global_step}")
                     return
                 if loader.global_step % SAVED_EVERY == 0:
                     torch.save((model.state_dict(), loader.state_dict()), CHECKPOINT)
@@ -89,7 +89,7 @@ def train(feed: Feed) -> None:
 
 def look(step: int) -> None:
     """Print the brightest pixel of the records of a step, the two brightest records first."""
-    (request,) = who(LEDGER, feed, step)
+    request = who(feed, step).request
     batch = feed[request.epoch, request.step]
     brightest = batch["pixels"].max(1)
     for place in np.argsort(-brightest)[:2]:
@@ -103,14 +103,14 @@ def exclude(record: int) -> None:
     EXCLUDED.write_text(json.dumps({step: [record]}))
     changed = sampler({step: [record]})
     print(f"going on from step {step} without record {record}")
-    train(feed.with_sampler(changed))
-    differ = [
-        number
-        for number in range(STEPS)
-        if feed[divmod(number, len(feed))]["id"].tolist()
-        != changed.batch(*divmod(number, len(feed))).tolist()
+    after = feed.with_sampler(changed)
+    train(after)
+    steps = range(1, STEPS + 1)
+    records = [
+        [who(each, step).request.records.tolist() for step in steps] for each in (feed, after)
     ]
-    print(f"other records in the batches {differ}, the same in all others")
+    differ = [step for step, old, new in zip(steps, *records, strict=True) if old != new]
+    print(f"other records in the steps {differ}, the same in all others")
 
 
 def main() -> None:
