@@ -62,40 +62,28 @@ class ChunkCache:
             for content in _identify_shards(index)
         ]
         self._disk = Disk(cache, self._digests)
-        self._lock = threading.Lock()
-        # The chunks (file, number) that a thread is reading, each with the event that is set when
-        # it is done.
-        self._claimed: dict[tuple[int, int], threading.Event] = {}
+        self._claimed: set[tuple[int, int]] = set()  # (file, number) of chunks that are being read
+        self._released = threading.Condition()  # the lock of `_claimed`; notified when it shrinks
 
     def read(self, file: int, start: int, stop: int, /) -> memoryview:
         """Return the bytes [start, stop) of a file, from the cache or the store.
 
-        If another thread is reading a chunk already, this waits for it, unless the cache is full. A
-        range beyond the end of the file, as in an index that was tampered with, is clipped.
+        If another thread is reading one of the chunks, this waits for it, unless the cache is full.
+        A range beyond the end of the file, as in an index that was tampered with, is clipped.
         """
         numbers = self._chunks_of_range(file, start, stop)
-        data: dict[int, memoryview] = {}  # by chunk, what lies in [start, stop)
-        while missing := [number for number in numbers if number not in data]:
-            if self._disk.full:
-                data |= self._read_chunks(file, missing, start, stop)
-                break
-            done = threading.Event()
-            with self._lock:  # claim the chunks that no other thread reads
-                others_done = [
-                    self._claimed[key] for n in missing if (key := (file, n)) in self._claimed
-                ]
-                claimed = [n for n in missing if (file, n) not in self._claimed]
-                self._claimed |= {(file, n): done for n in claimed}
-            try:
-                data |= self._read_chunks(file, claimed, start, stop)
-            finally:
-                with self._lock:
-                    for number in claimed:
-                        del self._claimed[file, number]
-                done.set()
-            for other_done in others_done:  # then look for their chunks in the cache
-                other_done.wait()
-        return memoryview(b"".join([data[number] for number in numbers]))
+        if self._disk.full:
+            return self._read_chunks(file, numbers, start, stop)
+        chunks = {(file, number) for number in numbers}
+        with self._released:
+            self._released.wait_for(lambda: self._claimed.isdisjoint(chunks))
+            self._claimed |= chunks
+        try:
+            return self._read_chunks(file, numbers, start, stop)
+        finally:
+            with self._released:
+                self._claimed -= chunks
+                self._released.notify_all()
 
     def forget(self, file: int, start: int, stop: int, /) -> None:
         """Delete the chunks that contain the bytes [start, stop) of a file from the cache."""
@@ -107,10 +95,8 @@ class ChunkCache:
         stop = min(stop, int(self._sizes[file]))
         return range(start // self.size, -(-stop // self.size)) if 0 <= start < stop else range(0)
 
-    def _read_chunks(
-        self, file: int, numbers: list[int], start: int, stop: int
-    ) -> dict[int, memoryview]:
-        """Return by chunk what these chunks of a file have of the bytes [start, stop).
+    def _read_chunks(self, file: int, numbers: range, start: int, stop: int) -> memoryview:
+        """Return the bytes [start, stop) of a file, which lie in the chunks `numbers`.
 
         What is not in the cache is fetched from the store, consecutive chunks by one request.
         """
@@ -123,7 +109,7 @@ class ChunkCache:
         missing = [number for number in numbers if number not in data]
         for _, pairs in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):
             data |= self._fetch_chunks(file, [number for _, number in pairs], start, stop)
-        return data
+        return memoryview(b"".join([data[number] for number in numbers]))
 
     def _fetch_chunks(
         self, file: int, numbers: list[int], start: int, stop: int
