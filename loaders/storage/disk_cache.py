@@ -18,7 +18,7 @@ class DiskCache:
     """Keep data that were read from remote shards in a local `folder`, up to `bytes` bytes.
 
     Every process of this user on this machine may use the folder at the same time, for any number
-    of data sets.
+    of data sets. A full cache keeps what it has, but for shards that no run has used for an hour.
 
     A cache is a value: `open_index(url, cache=DiskCache(...))` uses it. The variables
     TWINFEED_CACHE (the folder) and TWINFEED_CACHE_BYTES (`bytes`) name a cache for every index that

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -208,6 +209,27 @@ def test_run_keeps_shards_that_it_does_not_read_for_a_while(
         with Reader(three[2]) as other:
             other.read([0, 1])
     assert {file.parent for file in files(tmp_path / "cache")} == set(folders)
+
+
+def test_chunk_that_several_threads_read_is_fetched_once(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    records = [bytes([n]) * (CHUNK // 16 - 16) for n in range(64)]
+    write_records(server.folder / "d.tfrecord", *records)
+    path = build_index(
+        server.folder / "d.tfrecord", tmp_path / "x.index", root=server.folder, example=False
+    ).path
+    server.clear()
+    server.fail = lambda _path, _start: time.sleep(0.1)
+    with (
+        Reader(cached(path, server, tmp_path / "cache", 4)) as reader,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        found = pool.map(lambda n: bytes(reader.read([n])["data"][0]), range(64))
+        assert list(found) == records
+    assert sorted(server.ranges) == [
+        ("d.tfrecord", start, start + CHUNK) for start in range(0, 4 * CHUNK, CHUNK)
+    ]
 
 
 def test_second_epoch_is_read_from_the_cache(tmp_path: Path, server: RangeServer) -> None:
