@@ -38,9 +38,8 @@ class Cursor:
     (1, 0)
     """
 
-    #: A list while no loader may start a pass, as a file is imported for its feed alone. It then
-    #: has an item for each pass that was refused.
-    refused: ClassVar[list[Cursor] | None] = None
+    #: Passes of loaders that were refused since a file is imported for its feed alone; else None.
+    refused: ClassVar[int | None] = None
     #: Epoch of the next batch.
     epoch: int
     #: Step of the next batch, in `[0, len(stream))`.
@@ -72,10 +71,11 @@ class Cursor:
         self._resuming, self._requested_epoch = False, None
         return self.epoch, self.step
 
-    def check_may_start(self) -> None:
+    @staticmethod
+    def check_may_start() -> None:
         """Raise SystemExit, which `except Exception` does not catch, if no pass may start."""
         if Cursor.refused is not None:
-            Cursor.refused.append(self)
+            Cursor.refused += 1
             raise SystemExit
 
     def count_pass(self, epoch: int, advice: str) -> None:

@@ -41,7 +41,7 @@ def load_feed(text: str) -> Feed:
     file = Path(path).resolve(strict=True)
     sys.path.insert(0, str(file.parent))
     arguments, modules = sys.argv, {*sys.modules}
-    sys.argv, Cursor.refused = [path], []
+    sys.argv, Cursor.refused = [path], 0
     try:
         names = run_path(str(file), run_name=file.stem)
     except BaseException as error:

@@ -219,21 +219,20 @@ def diff(first: Feed, second: Feed, /) -> FeedDifference:
     >>> found.step, found.findings[0]
     (1, 'sampler: batch_size is 2 and 4')
     """
-    feeds, fields = (first, second), (_fields(first), _fields(second))
+    fields = _fields(first), _fields(second)
     shared = fields[0].keys() & fields[1]
     # A digest that only one feed has says nothing: another container holds other fields.
     names = sorted(n for n in fields[0] | fields[1] if n in shared or not n.startswith(_RECORDS))
-    values = {name: [of_feed.get(name) for of_feed in fields] for name in names}
     if len([n for n in names if n.startswith(_RECORDS)]) == 1 and first.index is not second.index:
         text = "the feeds share no digest of the records: only their number was compared"
         warnings.warn(text, stacklevel=2)
-    differing = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
-    findings = [f"{_kind(name)}: {name} is {a!r} and {b!r}" for name, (a, b) in differing.items()]
+    values = {name: (fields[0].get(name), fields[1].get(name)) for name in names}
+    differing = [name for name in names if values[name][0] != values[name][1]]
+    findings = [f"{_kind(n)}: {n} is {values[n][0]!r} and {values[n][1]!r}" for n in differing]
     start = min(map(first_step, differing), default=0)
-    stop = start + max(map(len, feeds)) if differing else start
+    stop = start + max(len(first), len(second)) if differing else start
     step = next((n + 1 for n in range(start, stop) if _differ(first, second, n)), None)
-    if any(name.startswith(_RECORDS) for name in differing):
-        step = 1
+    step = 1 if any(_kind(name) == "index" for name in differing) else step
     same = "the same records in " + ("all steps of an epoch, but" if findings else "every step")
     lines = [same if step is None else f"step {step} differs", *map("  {}".format, findings)]
     return FeedDifference(" and ".join(map(_fingerprint, fields)), lines, step, findings)

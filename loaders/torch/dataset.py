@@ -25,6 +25,7 @@ from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import JaggedParts, join_jagged
 from twinfeed.loaders.torch._sharing import share_memory
 from twinfeed.samplers import BatchStream, Sampler, validate
+from twinfeed.samplers.cursor import Cursor
 
 
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:
@@ -311,6 +312,7 @@ class RequestSampler(TorchSampler):
         self._seeded = feed.seeded
 
     def __iter__(self) -> Iterator[Request]:
+        Cursor.check_may_start()
         for epoch, step, ids in self._sampler.passes():
             yield Request.of(self._sampler, epoch, step, ids, seeds=self._seeded)
 

@@ -116,6 +116,10 @@ STARTS = {
     "for batch in TorchLoader(feed, device='cpu', num_workers=1): Path('trained').touch()",
     "a DataLoader": "from twinfeed import TorchLoader\n"
     "for batch in TorchLoader(feed).dataloader(): Path('trained').touch()",
+    "a DataLoader of one's own": "from torch.utils.data import DataLoader\n"
+    "from twinfeed import RecordDataset, RequestSampler, as_tensors\n"
+    "parts = {'batch_sampler': RequestSampler(feed), 'collate_fn': as_tensors}\n"
+    "for batch in DataLoader(RecordDataset(feed), **parts): Path('trained').touch()",
     "webdataset": "from twinfeed import samples\n"
     "for batch in samples(feed): Path('trained').touch()",
     "tensorflow": "from twinfeed import TensorFlowLoader\n"
