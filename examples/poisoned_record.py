@@ -1,12 +1,12 @@
-"""Find the record that makes the loss jump, leave it out by a schedule, and go on.
+"""Find the record that makes the loss jump, put another in its place, and go on.
 
 One of 1,797 digits was scanned as a negative, at another depth. The feed of the run says which
 records the step of the jump had:
 
     python poisoned_record.py
-    python -m twinfeed who --feed poisoned_record.py:feed --step 56
-    python poisoned_record.py --look 56
-    python poisoned_record.py --exclude 1234
+    python -m twinfeed who --feed poisoned_record.py:feed --step 86
+    python poisoned_record.py --look 86
+    python poisoned_record.py --replace 1234
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from digits import SEED, load
 from torch.nn.functional import cross_entropy
 
 from twinfeed import (
-    BatchSampler,
-    BatchStream,
     Feed,
     Index,
-    RandomSampler,
+    PKBatchSampler,
     TorchLoader,
     open_index,
     pack,
+    replaced,
     who,
 )
 
 OUT = Path("poisoned-data")
-CHECKPOINT, EXCLUDED = OUT / "checkpoint.pt", OUT / "excluded.json"
-BATCH, STEPS, SAVED_EVERY, POISONED, JUMP = 8, 300, 25, 1234, 10.0
+CHECKPOINT, REPLACED = OUT / "checkpoint.pt", OUT / "replaced.json"
+STEPS, SAVED_EVERY, POISONED, JUMP = 300, 25, 1234, 10.0
 
 
 def open_records() -> Index:
@@ -50,15 +49,11 @@ def open_records() -> Index:
     return open_index(OUT / "data.index")
 
 
-def sampler(excluded: dict[int, list[int]]) -> BatchStream:
-    """Return the stream, without the records that are excluded from a step on."""
-    order = RandomSampler(len(index), seed=SEED, exclude=excluded or None)
-    return BatchSampler(order, batch_size=BATCH, last_batch="drop")
-
-
 index = open_records()
-excluded = json.loads(EXCLUDED.read_text()) if EXCLUDED.exists() else {}
-feed = Feed(index, sampler({int(step): records for step, records in excluded.items()}))
+sampler = PKBatchSampler(index.labels, p=4, k=2, seed=SEED)
+if REPLACED.exists():
+    sampler = replaced(sampler, json.loads(REPLACED.read_text()))
+feed = Feed(index, sampler)
 
 
 def train(feed: Feed) -> None:
@@ -96,14 +91,15 @@ def look(step: int) -> None:
         print(f"{index.describe(batch['id'][place])}: pixels up to {brightest[place]:.0f}")
 
 
-def exclude(record: int) -> None:
-    """Leave a record out from the step of the last checkpoint on, and train on."""
+def replace(record: int) -> None:
+    """Put others of its class in the place of a record, from the last checkpoint on; train on."""
     position = torch.load(CHECKPOINT)[1]
     step = position["epoch"] * len(feed) + position["step"]
-    EXCLUDED.write_text(json.dumps({step: [record]}))
-    changed = sampler({step: [record]})
-    print(f"going on from step {step} without record {record}")
-    after = feed.with_sampler(changed)
+    alike = np.flatnonzero(index.labels == index.labels[record])
+    schedule = {step: {record: alike[alike != record][:3].tolist()}}
+    REPLACED.write_text(json.dumps(schedule))
+    print(f"going on from step {step} with {schedule[step][record]} in the place of {record}")
+    after = feed.with_sampler(replaced(sampler, schedule))
     train(after)
     steps = range(1, STEPS + 1)
     records = [
@@ -114,15 +110,15 @@ def exclude(record: int) -> None:
 
 
 def main() -> None:
-    """Train, look at a step, or exclude a record and go on."""
+    """Train, look at a step, or replace a record and go on."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--look", type=int, help="the step to look at")
-    parser.add_argument("--exclude", type=int, help="the record to leave out")
+    parser.add_argument("--replace", type=int, help="the record that must not come again")
     options = parser.parse_args()
     if options.look is not None:
         look(options.look)
-    elif options.exclude is not None:
-        exclude(options.exclude)
+    elif options.replace is not None:
+        replace(options.replace)
     else:
         train(feed)
 

@@ -108,6 +108,7 @@ from twinfeed.samplers.orders import RandomSampler as RandomSampler
 from twinfeed.samplers.orders import Sampler as Sampler
 from twinfeed.samplers.orders import SequentialSampler as SequentialSampler
 from twinfeed.samplers.pk import PKBatchSampler as PKBatchSampler
+from twinfeed.samplers.replacement import replaced as replaced
 from twinfeed.samplers.reuse import ReuseSampler as ReuseSampler
 from twinfeed.samplers.shard_shuffle import ShardShuffleSampler as ShardShuffleSampler
 from twinfeed.samplers.state import StateMismatchError as StateMismatchError

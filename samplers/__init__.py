@@ -18,6 +18,7 @@ one image, many captions                                `ViewSampler(order, coun
 records of different lengths, in one budget a batch     `BucketBatchSampler(costs, budget=, …)`
 rare records more often                                 `WeightedSampler(weights, seed=)`
 several data sets in fixed proportion                   `MixtureSampler(orders, weights=, …)`
+a bad record in a running training                      `replaced(sampler, {step: {bad: good}})`
 part of the data; a stable train/validation split       `SubsetSampler(ids, of=n)`, `split(keys)`
 a list of ids: `Subset`, `datasets.select`, Grain       `IdSequence(sampler, epochs=)`
 stored order                                            `BatchSampler(SequentialSampler(n), …)`
@@ -31,7 +32,7 @@ they declare of their ids is in traits.py. _stream.py and _epochs.py have what a
 cursor.py the position in a stream, iteration.py the iteration over single ids, state.py the states,
 id_sequence.py the ids of all epochs, class_order.py the records by class, label_lists.py several
 labels a record, label_arrays.py checks labels, mapped.py has arrays in files, step_schedule.py
-values that change with the training step, and exclusion.py records that are left out from a step
+values that change with the training step, and replacement.py records that are replaced from a step
 on. _fair_batches.py and _coverage.py draw P x K batches. types.py has the types of arrays,
 validate.py checks arguments, processes.py counts the processes of a framework, and batch_table.py
 and diagnostics.py show a stream.

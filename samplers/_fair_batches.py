@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,14 +22,6 @@ _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
 _SUBSETS_AT_ONCE = 8  # subsets of records of a class that are computed to replace a record
 
 
-class ClassExclusion(NamedTuple):
-    """Records of some classes that are excluded from a training step on."""
-
-    step: int
-    classes: Int64s  # the classes that have some of the excluded records
-    remaining: ClassOrder  # their other records: class `classes[i]` is class i of this class order
-
-
 class FairBatches:
     """The batches of a `PKBatchSampler` without coverage, for any global steps.
 
@@ -41,8 +32,7 @@ class FairBatches:
     class. In each *phase*, a range of steps with constant P and K, the subsets of a class have the
     indices 0, 1, 2 and so on.
 
-    `class_labels` are the labels of the classes if a record may have several labels; else None. A
-    class may draw an excluded record until its next traversal starts, and then no more.
+    `class_labels` are the labels of the classes if a record may have several labels; else None.
     """
 
     by_class = False  # whether `ids` returns class indices in place of record ids
@@ -55,12 +45,10 @@ class FairBatches:
         seed: int,
         stored: bool,
         class_labels: Array | None,
-        exclusions: list[ClassExclusion],
     ) -> None:
         self.classes, self.super_classes, self._shape = classes, super_classes, shape
         self.stored, self._class_labels = stored, class_labels
         self.keys = {name: root_key(seed, f"pk {name}") for name in ("super", "class", "record")}
-        self.exclusions = exclusions
         self._cache: FifoCache[_PhaseSchedule] = FifoCache(2)
         self._schedule(shape.phases[0])  # computed here, so that the first batch comes at once
 
@@ -113,36 +101,6 @@ class FairBatches:
         return ids[:, start:stop]
 
 
-class _Exclusion(NamedTuple):
-    """Classes that draw only their remaining records, each from one of its subsets on."""
-
-    classes: Int64s  # sorted
-    first_subset: Int64s  # of each class, the index of its first subset of remaining records
-    remaining: ClassOrder  # class i are the remaining records of `classes[i]`
-    subsets: FairSubsets  # random subsets of these
-
-    def find(self, classes: Int64s, subset_index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Find the subsets that must have no excluded records.
-
-        Each class draws its subsets 0, 1, 2 and so on, of K records each. From its subset
-        `first_subset` on, a class of this exclusion draws only remaining records: those that are
-        not excluded. Subset i of the arguments is subset `subset_index[i]` of class `classes[i]`.
-        The comments have the values for the subsets 2, 4 and 5 of the classes 7, 2 and 7. Only
-        class 7 has excluded records, and its `first_subset` is 3.
-
-        Returns:
-            Three arrays with an entry for each subset that is found, here the last one: its index i
-            in the arguments, [2]; the index of its class in `self.classes`, [0]; and how many
-            subsets of remaining records the class has drawn before it, [2].
-        """
-        # If a class is not in `self.classes`, this is the index of another class.
-        index = np.searchsorted(self.classes, classes).clip(max=len(self.classes) - 1)  # [0, 0, 0]
-        is_affected = self.classes[index] == classes  # [True, False, True]
-        num_earlier = subset_index - self.first_subset[index]  # of remaining records: [-1, 1, 2]
-        found = np.flatnonzero(is_affected & (num_earlier >= 0))
-        return found, index[found], num_earlier[found]
-
-
 class _PhaseSchedule:
     """The classes and records of the batches of a phase, a range of steps with constant P and K.
 
@@ -166,33 +124,6 @@ class _PhaseSchedule:
         self._stored = batches.stored
         self._record_subsets = FairSubsets(class_sizes, phase.k, self._record_key)
         self._counts_before_phase = self._count_batches(phase.start)
-        self._exclusions: list[_Exclusion] = []
-        if batches.exclusions:
-            self._schedule_exclusions(batches.exclusions)
-
-    def _schedule_exclusions(self, exclusions: list[ClassExclusion]) -> None:
-        """Compute for each exclusion from which subset on its classes draw no excluded records.
-
-        A class draws a subset of K records for each batch that has the class: all of its records
-        once (a *traversal*), then all of them again, and so on. An exclusion names a training step,
-        some classes, and the remaining records of each class. After this step, a class draws as
-        before until a subset would have records of a new traversal. This subset is the first one
-        without excluded records: from it on, the class has traversals of its remaining records.
-        """
-        k = self._phase.k
-        # What each class draws from: the number of its records, and its first subset of these.
-        sizes = np.array(self._classes.sizes, np.int64)
-        first_subset = np.zeros_like(sizes)
-        for step, classes, remaining in exclusions:
-            counts_before_step = self._count_batches(max(self._phase.start, step))
-            num_batches = counts_before_step[classes] - self._counts_before_phase[classes]
-            # The number of subsets of these records before the step: 0 if the first of them comes
-            # after the step.
-            num_subsets = (num_batches - first_subset[classes]).clip(min=0)
-            first_subset[classes] += _num_before_traversal(num_subsets, sizes[classes], k)
-            sizes[classes] = remaining.sizes
-            subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, step))
-            self._exclusions.append(_Exclusion(classes, first_subset[classes], remaining, subsets))
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return the classes of each step's batch, and how many earlier batches have each class.
@@ -275,38 +206,19 @@ class _PhaseSchedule:
         """Return the ids of K records of each class, int64[*classes.shape, K].
 
         The records of a class are divided into subsets of K, one for each batch that has the class.
-        Return subset `subset_index[i]` of class `classes[i]`, for arrays of any shape.
-
-        A user may exclude some records from a training step on. Then the later subsets of a class
-        have only its remaining records, and are counted from 0 again.
+        Return subset `subset_index[i]` of class `classes[i]`, for arrays of any shape. In stored
+        order, each subset has the next K records of the class, cyclically: of 5 records and K = 2,
+        subset 2 has the records 4 and 0. Otherwise the subsets are random.
         """
+        order, k = self._classes, self._phase.k
         class_index, subset_index = classes.reshape(-1), subset_index.reshape(-1)
-        # First draw as if nothing were excluded.
-        ids = self._subset(self._classes, self._record_subsets, class_index, subset_index)
-        for exclusion in self._exclusions:
-            # The rows of `ids` to replace, and the class and subset of each in the remaining
-            # records.
-            rows, i, index = exclusion.find(class_index, subset_index)
-            ids[rows] = self._subset(exclusion.remaining, exclusion.subsets, i, index)
-        return ids.reshape(*classes.shape, -1)
-
-    def _subset(
-        self, order: ClassOrder, subsets: FairSubsets, class_index: Int64s, subset_index: Int64s
-    ) -> Int64s:
-        """Return the ids of K records of each class, int64[n, K].
-
-        Row i is subset `subset_index[i]`, of K records, of class `class_index[i]` of `order` (the
-        records sorted by class). In stored order, each subset has the next K records of the class,
-        cyclically: of 5 records and K = 2, subset 2 has the records 4 and 0. Otherwise the subsets
-        are random, those of `subsets`.
-        """
-        k = self._phase.k
         if self._stored:
             class_size = np.asarray(order.sizes)[class_index]
             index_in_class = (subset_index[:, None] * k + np.arange(k)) % class_size[:, None]
         else:  # in random order
-            index_in_class = subsets.subsets(class_index, subset_index)
-        return order.record_ids(class_index[:, None], index_in_class)
+            index_in_class = self._record_subsets.subsets(class_index, subset_index)
+        ids = order.record_ids(class_index[:, None], index_in_class)
+        return ids.reshape(*classes.shape, -1)
 
     def distinct_records(self, classes: Int64s, subset_index: Int64s, labels: Array) -> Int64s:
         """Return the record ids of batches, int64[batches, P, K], no record twice in a batch.
@@ -357,19 +269,3 @@ class _PhaseSchedule:
         for first in range(1, num_subsets + 1, _SUBSETS_AT_ONCE):
             later_subsets = subset_index[row] + np.arange(first, first + _SUBSETS_AT_ONCE)
             yield from self.records(same_class, later_subsets).reshape(-1).tolist()
-
-
-def _num_before_traversal(num_subsets: Int64s, size: Int64s, k: int) -> Int64s:
-    """Return how many subsets of a class come before the first one with records of a new traversal.
-
-    A class of `size` records draws all of them once (a *traversal*), then all of them again, and so
-    on, in subsets of k. A new traversal is the first one that starts after `num_subsets` subsets.
-    The comments have the values of 5 records, k = 2 and 6 subsets. Traversal 3 is the new one. It
-    starts in subset 7, so 7 subsets come before::
-
-        subset       0    1    2    3    4    5    | 6    7
-        traversal    0 0  0 0  0 1  1 1  1 1  2 2  | 2 2  2 3
-    """
-    num_drawn = num_subsets * k  # records: 12
-    traversal_start = -(-num_drawn // size) * size  # rounded up to a multiple of 5: 15
-    return traversal_start // k  # 7

@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NoReturn, SupportsIndex, TypeVar
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     sharded: bool = False
     #: A number that divides the size of every global batch of every epoch.
     size_divisor: int = 1
+    _replacements: Any = None  # the `Replacements` of `replaced`
 
     def __init__(self, *, num_steps: int, size: int, batch_size: int, seed: int) -> None:
         if not num_steps and not self.evaluation:
@@ -188,7 +189,10 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         ids = self._draw(epoch, start, lows, highs)  # of all batches, one after the other
         bounds = [0, *np.cumsum(highs - lows).tolist()]  # of the batches, in `ids`
         # Copies: a trainer may write to a batch, and a view would keep all of `ids` in memory.
-        return [ids[low:high].copy() for low, high in pairwise(bounds)]
+        batches = [ids[low:high].copy() for low, high in pairwise(bounds)]
+        if self._replacements is not None:
+            self._replacements.apply(self, epoch * self._steps + start, batches, lows)
+        return batches
 
     def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64s:
         """Return one augmentation seed for each id of `batch(epoch, step)`, uint64[batch].

@@ -139,7 +139,7 @@ class BatchSampler(BatchStream):
         if self.traits.padded or inner_group_sampler is None:
             return None
         sampler = copy.copy(self)
-        sampler._inner_sampler = inner_group_sampler
+        sampler._inner_sampler, sampler._replacements = inner_group_sampler, None
         sampler.num_records = inner_group_sampler.num_records
         return sampler
 

@@ -13,7 +13,7 @@ from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key, uniform_below
 from twinfeed.samplers.state import digest
-from twinfeed.samplers.types import Int64s
+from twinfeed.samplers.types import Bools, Int64s
 
 
 class BucketBatchSampler(BatchStream):
@@ -93,6 +93,12 @@ class BucketBatchSampler(BatchStream):
             num_steps=len(self._counts), size=len(cost_array), batch_size=largest, seed=seed
         )
         self.size_divisor = int(np.gcd.reduce(self._counts))
+
+    def _are_alike(self, ids: Int64s, others: Int64s) -> Bools:
+        """Return whether records have equal costs, so that no batch is above its budget."""
+        costs = np.empty_like(self._cost_sums)
+        costs[self._records_by_cost] = np.diff(self._cost_sums, prepend=0)
+        return costs[ids] == costs[others]
 
     def _batch_bounds(self, max_costs: Int64s) -> Int64s:
         """Divide records that are sorted by cost into batches within the budget; return the bounds.

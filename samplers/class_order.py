@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.int_arrays import groups_and_indices
@@ -142,17 +142,6 @@ class ClassOrder:
         class_index, record = self.class_record_pairs()
         class_of[record] = class_index
         return class_of
-
-    def _remaining(self, classes: Int64s, is_excluded: NDArray[np.bool_]) -> ClassOrder:
-        """Return the records of some classes that are not excluded, class after class.
-
-        `is_excluded[id]` says whether a record is excluded. Class i of the result is class
-        `classes[i]` of this class order, so the result is not sorted by size.
-        """
-        all_ids = [self.record_ids(i, np.arange(self.sizes[i])) for i in classes]
-        kept = [ids[~is_excluded[ids]] for ids in all_ids]
-        sizes = np.array([len(ids) for ids in kept])
-        return self._unchecked(self.digest, np.concatenate(kept), np.cumsum(sizes) - sizes, sizes)
 
     def subset(self, records: Int64s) -> ClassOrder:
         """Return the class order of these records only, with the digest of all labels.

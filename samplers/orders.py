@@ -14,7 +14,6 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import MAX_TABLE_SIZE, Table, permute, random_table
 from twinfeed.samplers.drawing.random_words import derive, root_key
-from twinfeed.samplers.exclusion import Exclusion
 from twinfeed.samplers.iteration import IdStream
 from twinfeed.samplers.state import json_value
 from twinfeed.samplers.traits import check_independent_of_steps
@@ -344,12 +343,6 @@ class RandomSampler(Sampler):
     Args:
         n: number of records, or a dataset, an index or a source, of which only the length is kept.
         seed: the only source of chance.
-        exclude: `{training step: ids}`: records that never come from this step on (`epoch * len +
-            step` of the batch sampler). In the place of each comes another record of the epoch,
-            drawn by key, which is in another batch where possible, and comes twice in the epoch.
-
-    Raises:
-        ValueError: `exclude` leaves less than half of the records.
 
     >>> import numpy as np
     >>> order = RandomSampler(5, seed=0)
@@ -357,14 +350,6 @@ class RandomSampler(Sampler):
     [[4, 0, 2, 1, 3], [4, 3, 1, 2, 0]]
     >>> RandomSampler(10**12, seed=0).ids(0, np.array([10**12 - 1])).tolist()
     [240864868365]
-
-    Record 4 is left out from step 2 on, which is the first of epoch 1:
-
-    >>> from twinfeed.samplers import BatchSampler
-    >>> order = RandomSampler(5, seed=0, exclude={2: [4]})
-    >>> batches = BatchSampler(order, batch_size=3)
-    >>> [[ids.tolist() for ids in batches.batches(epoch, 0, 2)] for epoch in range(2)]
-    [[[4, 0, 2], [1, 3]], [[2, 3, 1], [2, 0]]]
     """
 
     @validate.show_call("RandomSampler(dataset, seed=0)")
@@ -374,22 +359,15 @@ class RandomSampler(Sampler):
         /,
         *,
         seed: SupportsIndex,
-        exclude: Mapping[int, ArrayLike] | None = None,
     ) -> None:
         subset = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
         self.num_records = validate.record_count("n", n, subset=subset)
         self.seed = validate.seed(seed)
         self._key = root_key(self.seed, "random order")
-        self._exclusion = Exclusion(exclude, self.num_records, self.seed)
-        self.traits = self._exclusion.declare(self.traits)
-        self.parameters = {"n": self.num_records, **self._exclusion.parameters}
+        self.parameters = {"n": self.num_records}
         self._cache: FifoCache[Table] = FifoCache(2)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        return self._exclusion.draw(self, epoch, positions)
-
-    def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the id at each of these positions of the epoch's permutation, int64[n]."""
         key = derive(self._key, epoch)
         n = self.num_records
         if n > MAX_TABLE_SIZE:

@@ -11,16 +11,14 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._coverage import CoverageBatches
-from twinfeed.samplers._fair_batches import ClassExclusion, FairBatches
+from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep
-from twinfeed.samplers.exclusion import excluded_ids
 from twinfeed.samplers.label_arrays import labels_of
 from twinfeed.samplers.label_lists import check_class_pairs, class_order_of_lists, label_lists
-from twinfeed.samplers.state import first_step
 from twinfeed.samplers.traits import SamplerTraits
-from twinfeed.samplers.types import Array, Int64s
+from twinfeed.samplers.types import Array, Bools, Int64s
 
 # The name of the parameter that states compare with small="drop": the largest k of all steps
 # decides which classes are kept.
@@ -67,9 +65,6 @@ class PKBatchSampler(BatchStream):
         records: ids of the records to draw from (int64, in any order), such as one part of `split`,
             or a mask (bool[N]), such as `labels >= 0`. Labels are given for all records. The other
             records are never drawn.
-        exclude: `{training step: ids}`: records that are not drawn after this step, from the next
-            time on that their class begins again with all of its records. The counts of the
-            remaining records of the class then start again at 0.
 
     Raises:
         ValueError: too few classes or records, with the numbers, or options that contradict each
@@ -111,7 +106,6 @@ class PKBatchSampler(BatchStream):
         super_labels: ArrayLike | None = None,
         order_within: Literal["random", "stored"] = "random",
         records: ArrayLike | None = None,
-        exclude: Mapping[int, ArrayLike] | None = None,
     ) -> None:
         self._small = validate.choice("small", small, ("raise", "repeat", "drop"))
         self._min_size = validate.integer("min_class_size", min_class_size, minimum=1)
@@ -131,17 +125,16 @@ class PKBatchSampler(BatchStream):
             "coverage": coverage,
             "order_within": order_within,
             "records": self._record_ids,
-            **excluded_ids(exclude, self.num_records),
         }
         self._check_p(int(super_classes.sizes[-1]) if super_classes else len(classes))
         if class_labels is not None:
             check_class_pairs(classes, class_labels, shape.largest_k)
         if coverage is None:
-            options = order_within == "stored", class_labels, self._class_exclusions()
+            options = order_within == "stored", class_labels
             self._source = FairBatches(classes, super_classes, shape, seed, *options)
             steps = self._num_batches(batches_per_epoch)
         else:
-            self._check_coverage(batches_per_epoch, exclude)
+            self._check_coverage(batches_per_epoch)
             self._source = CoverageBatches(classes, shape, coverage == "once", seed)
             steps = self._source.steps
         self.size_divisor, largest = shape.size_divisor, shape.largest_batch
@@ -264,49 +257,12 @@ class PKBatchSampler(BatchStream):
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
             )
 
-    def _class_exclusions(self) -> list[ClassExclusion]:
-        """Return which records remain in the classes from each step of the option `exclude` on.
-
-        If class 1 has the records 2 3 4, the option `{7: [4]}` has one item as its result: from
-        step 7 on, class 1 has the records 2 3. Records that are excluded at an earlier step do not
-        remain either. ValueError if a class has too few remaining records.
-        """
-        # The option is in `parameters`: here it is {"exclude from step 7": [4]}.
-        excluded = {name: ids for name, ids in self.parameters.items() if "exclude" in name}
-        if not excluded:
-            return []
-        if self._several_labels:
-            raise ValueError("exclude must not be given with lists of labels")
-        # K records of a class must remain, or 1 if small="repeat" repeats the records of a class.
-        min_remaining = 1 if self._small == "repeat" else self._shape.largest_k
-        class_of = self._classes._class_of_records(self.num_records)
-        is_excluded = np.zeros(self.num_records, bool)
-        exclusions = []
-        for name, ids in excluded.items():
-            is_excluded[ids] = True
-            classes = np.unique(class_of[ids])
-            classes = classes[classes >= 0]  # without -1, for ids that are in no class
-            if not len(classes):
-                continue
-            remaining = self._classes._remaining(classes, is_excluded)
-            smallest = remaining.sizes.argmin()
-            if remaining.sizes[smallest] < min_remaining:
-                in_smallest = np.flatnonzero(is_excluded & (class_of == classes[smallest]))
-                raise ValueError(
-                    f"exclude must leave {min_remaining} records of each class, got "
-                    f"{remaining.sizes[smallest]} of the class of record {in_smallest[0]}, "
-                    f"{name}: exclude fewer"
-                )
-            exclusions.append(ClassExclusion(first_step(name), classes, remaining))
-        return exclusions
-
-    def _check_coverage(self, batches_per_epoch: SupportsIndex | None, exclude: Any) -> None:
+    def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
         """Raise ValueError for an option that cannot be used together with `coverage`."""
         coverage = validate.choice("coverage", self._coverage, ("once", "all"))
         rules = {  # {rule: whether it is met}
             "p and k must be plain integers": self._shape.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
-            "exclude must not be given": exclude is None,
             "super_labels must not be given": self.parameters["super_labels"] is None,
             "order_within must be 'random'": self._within == "random",
             "labels must be one for each record": not self._several_labels,
@@ -350,7 +306,7 @@ class PKBatchSampler(BatchStream):
         # as classes. This is right if each class has one record: class i then has record i.
         ids_are_classes = self.num_classes == self.num_records and not self._several_labels
         return SamplerTraits(
-            repeats=self._small == "repeat",
+            repeats=self._small == "repeat" or self._replacements is not None,
             record_ids=self._record_ids,
             num_groups=self.num_classes if ids_are_classes else None,
             needs_records=self._record_option(),
@@ -369,11 +325,20 @@ class PKBatchSampler(BatchStream):
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
             "records=": self._record_ids is not None,
-            "exclude=": any("exclude" in name for name in self.parameters),
+            "replaced()": self._replacements is not None,
             "several labels for a record": self._several_labels,
             f"{self.world_size} ranks": self.world_size > 1,  # each draws other records of a class
         }
         return next((option for option in is_used if is_used[option]), None)
+
+    def _are_alike(self, ids: Int64s, others: Int64s) -> Bools:
+        """Return whether the other records have all classes of the first, int64[n] each."""
+        classes_of: dict[int, set[int]] = {id_: set() for id_ in [*ids.tolist(), *others.tolist()]}
+        class_index, records = self._classes.class_record_pairs()
+        for at in np.flatnonzero(np.isin(records, [*classes_of])):
+            classes_of[int(records[at])].add(int(class_index[at]))
+        pairs = zip(ids.tolist(), others.tolist(), strict=True)
+        return np.array([classes_of[one] <= classes_of[other] for one, other in pairs], bool)
 
     @property
     def group_sampler(self) -> PKBatchSampler:
@@ -383,7 +348,7 @@ class PKBatchSampler(BatchStream):
         with a data set for each class, which reads the next record of that data set.
         """
         sampler = copy.copy(self)
-        sampler.num_records = self.num_classes
+        sampler.num_records, sampler._replacements = self.num_classes, None
         sampler._source = copy.copy(self._source)  # so that this sampler itself is not changed
         sampler._source.by_class = True  # return class indices in place of record ids
         return sampler

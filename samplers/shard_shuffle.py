@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Literal, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -15,7 +14,6 @@ from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.drawing.round_robin import MAX_SEGMENTS, RoundRobin, desynchronized_bounds
-from twinfeed.samplers.exclusion import Exclusion
 from twinfeed.samplers.orders import GroupSampler, Sampler
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
@@ -50,12 +48,9 @@ class ShardShuffleSampler(Sampler):
             section. Where world_size divides `sections`, no two ranks read the same block, except
             the `sections - 1` blocks at most that are in two sections, and in a smaller last batch.
         order_within: `"stored"` keeps the records of a block in stored order.
-        exclude: `{training step: ids}`, as of `RandomSampler`: records that never come from this
-            step on. What comes in their place is of any block.
 
     Raises:
-        ValueError: `sections` does not divide `window`, there are fewer blocks than sections, or
-            `exclude` leaves less than half of the records.
+        ValueError: `sections` does not divide `window`, or there are fewer blocks than sections.
 
     Shards of 6 and 4 records, blocks of 2, two segments, of which both have a part of block 8 9::
 
@@ -86,7 +81,6 @@ class ShardShuffleSampler(Sampler):
         window: SupportsIndex,
         sections: SupportsIndex = 1,
         order_within: Literal["random", "stored"] = "random",
-        exclude: Mapping[int, ArrayLike] | None = None,
     ) -> None:
         self._lengths = validate.counts("shard_lengths", shard_lengths, minimum=0)
         self.block = validate.integer("block", block, minimum=1)
@@ -100,9 +94,8 @@ class ShardShuffleSampler(Sampler):
                 f"sections={self._sections}"
             )
         self.num_records = int(self._lengths.sum())
-        self._exclusion = Exclusion(exclude, self.num_records, self.seed)
         self._blocks = Blocks(self._lengths, self.block)
-        self.traits = self._exclusion.declare(SamplerTraits(reads_blocks=self._blocks.block > 1))
+        self.traits = SamplerTraits(reads_blocks=self._blocks.block > 1)
         if self._sections > max(1, len(self._blocks)):
             raise ValueError(
                 f"sections must be at most the number of blocks, {len(self._blocks)}, "
@@ -114,7 +107,6 @@ class ShardShuffleSampler(Sampler):
             "window": self.window,
             "sections": self._sections,
             "order_within": order_within,
-            **self._exclusion.parameters,
         }
         self._key = root_key(self.seed, "shard shuffle")
         self._batch_size = self._sections
@@ -187,8 +179,8 @@ class ShardShuffleSampler(Sampler):
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the record id at each of these positions of an epoch. Both are int64[n].
 
-        The ids are a shuffle of all records (`_permutation`), in which each record that the user
-        excludes is replaced by another.
+        The blocks of all shards in random order are one sequence of records. It is divided into
+        segments, which are read side by side. The records of a block are permuted within the block.
         """
         # The order of the blocks of very many shards is a table that takes long to compute. So that
         # the next epoch starts at once, compute its table bit by bit in this epoch: after half of
@@ -196,16 +188,6 @@ class ShardShuffleSampler(Sampler):
         if self._blocks.has_many_shards:
             fraction = int(positions.max(initial=-1) + 1) / max(1, self.num_records)
             self._blocks.order(self._blocks_key(epoch + 1)).prepare(fraction)
-        # It calls `self._permutation` for the records at the positions, and again for records that
-        # replace the excluded ones.
-        return self._exclusion.draw(self, epoch, positions)
-
-    def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the record at each of these positions of an epoch. Both are int64[n].
-
-        The blocks of all shards in random order are one sequence of records. It is divided into
-        segments, which are read side by side. The records of a block are permuted within the block.
-        """
         tables = self._tables(epoch)
         index = self._indices_at(tables.round_robin, positions)  # into the sequence
         # The first record of the block, the offset of the record in it, and the size of the block.

@@ -38,9 +38,7 @@ class StepSchedule(Generic[T]):
         """
         by_step = {}
         for step, value in (values if isinstance(values, Mapping) else {0: values}).items():
-            if isinstance(step, str) and step.isascii() and step.isdigit():  # by way of JSON
-                step = int(step)
-            step = validate.integer(f"a step of {name}", step, minimum=0)
+            step = validate.integer(f"a step of {name}", validate.json_key(step), minimum=0)
             if step in by_step:
                 raise ValueError(f"{name} has two values for step {step}")
             try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.samplers.types import Int64s, Integers
+from twinfeed.samplers.types import Bools, Int64s, Integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +118,12 @@ class Samples:
         """Return the class or data set of each sample id, if `traits.num_groups` are declared."""
         return np.asarray(ids)
 
+    def _are_alike(self, ids: Int64s, others: Int64s) -> Bools:
+        """Return whether each id may come in the place of the other: if their groups are equal."""
+        if self.traits.num_groups is None:
+            return np.ones(len(ids), bool)
+        return self.group_of(ids) == self.group_of(others)
+
     @property
     def group_sampler(self) -> Any:
         """A sampler of the groups of the samples, such as their classes; None without groups.
@@ -154,8 +160,8 @@ def check_record_ids(samples: Samples, source: str) -> None:
 def check_independent_of_steps(samples: Samples) -> None:
     """Raise TypeError if the ids of a sampler depend on the training step.
 
-    Such a sampler changes at some steps, by a schedule of weights or exclusions. Only a batch
-    sampler can draw its ids, since it has the batch size, and so the training step of each id.
+    Such a sampler changes at some steps, by a schedule of weights. Only a batch sampler can draw
+    its ids, since it has the batch size, and so the training step of each id.
     """
     if samples.traits.needs_steps:
         raise TypeError(

@@ -84,6 +84,11 @@ def as_int(name: str, value: SupportsIndex) -> int:
     raise TypeError(f"{name} must be an integer, got {value!r}")
 
 
+def json_key(key: Any) -> Any:
+    """Return the key of a dict, as an int if it is a string of digits, which JSON makes of ints."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+
+
 def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT) -> int:
     """Return argument `name` as an int; ValueError unless it is in `[minimum, below)`."""
     number = as_int(name, value)

@@ -178,13 +178,13 @@ class RecordDataset(Dataset[Any]):
         """Warn, once each, about samples that are read by record id and not by a `Request`.
 
         The DataLoader's sampler has drawn these ids, not the feed's. So the seeds of a transform
-        are random numbers of torch, and the records may be some that the feed's sampler excludes.
+        are random numbers of torch, and the records may be some that the feed's sampler leaves out.
         """
         if self._seeded:  # whether the feed has a transform with a seed
             self._seeded = False  # warn once
             problem = "the seeds of samples by record id are torch's random numbers"
             warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
-        # By record id: whether the feed's sampler excludes the record.
+        # By record id: whether the feed's sampler leaves the record out.
         if self._excluded is not None and self._excluded[records].any():
             self._excluded = None  # warn once
             problem = "the feed's sampler leaves records out that are read here"

@@ -31,7 +31,7 @@ from twinfeed.samplers import (
 SAMPLERS = {
     name: make
     for name, make in CASES
-    if name.split("-")[0] not in ("pk", "bucket") and not name.endswith(("-schedule", "-exclude"))
+    if name.split("-")[0] not in ("pk", "bucket") and not name.endswith(("-schedule", "-replaced"))
 }
 PLAIN = [
     name

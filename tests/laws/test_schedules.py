@@ -15,7 +15,6 @@ import pytest
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
-    ExactOnceBatchSampler,
     IdSequence,
     MixtureSampler,
     PKBatchSampler,
@@ -26,6 +25,7 @@ from twinfeed.samplers import (
     SubsetSampler,
     ViewSampler,
     WeightedSampler,
+    replaced,
 )
 
 STEPS = 60  # that are drawn, over several epochs
@@ -69,30 +69,47 @@ BY_RECORD = {
 }
 
 
-def shuffle(exclude: Any, n: int = 45, **options: Any) -> Sampler:
-    """Return a shuffle of records, by blocks with a `window`."""
-    if options:
-        return ShardShuffleSampler([n // 2, n - n // 2], seed=3, exclude=exclude, **options)
-    return RandomSampler(n, seed=3, exclude=exclude)
+def replace_ids(make: Callable[[], BatchStream]) -> Callable[[Any], BatchStream]:
+    """Return a factory of batches with other ids in the place of some."""
+    return lambda schedule: replaced(make(), schedule)
 
 
-def shuffle_blocks(exclude: Any) -> Sampler:
-    """Return a shuffle by blocks, in two sections."""
-    return shuffle(exclude, block=5, window=4, sections=2)
+def shuffle(n: int = 45, **options: Any) -> BatchStream:
+    """Return batches of a shuffle."""
+    return BatchSampler(RandomSampler(n, seed=3), **{"batch_size": 4, **options})
 
 
-def views(exclude: Any) -> Sampler:
-    """Return a view of each record of a shuffle."""
-    return ViewSampler(shuffle(exclude), [3] * 45, per_epoch="one", seed=0)
+def shuffle_blocks(n: int = 45, **options: Any) -> BatchStream:
+    """Return batches of a shuffle by blocks, in two sections."""
+    order = ShardShuffleSampler([n // 2, n - n // 2], seed=3, block=5, window=4, sections=2)
+    return BatchSampler(order, **{"batch_size": 4, **options})
 
 
-def exclude_from_classes(exclude: Any, **options: Any) -> BatchStream:
-    """Return P x K batches of nine classes of eleven records, some of them excluded."""
+def views() -> BatchStream:
+    """Return batches of a view of each record of a shuffle."""
+    order = ViewSampler(RandomSampler(45, seed=3), [3] * 45, per_epoch="one", seed=0)
+    return BatchSampler(order, batch_size=4)
+
+
+def classes(**options: Any) -> BatchStream:
+    """Return P x K batches of nine classes of eleven records."""
     options = {"p": 4, "k": 2, "seed": 0, "batches_per_epoch": 8, **options}
-    return PKBatchSampler(LABELS, exclude=exclude, **options)
+    return PKBatchSampler(LABELS, **options)
 
 
-EXCLUDED = {0: [40], 5: [1, 2], 17: [30, 2, 44], 43: range(9, 17)}
+REPLACED = {
+    0: {40: 3},
+    5: {1: [4, 5], 2: 6},
+    17: {30: 7, 44: [8, 41, 42], 2: 39},
+    43: {bad: range(17, 25) for bad in range(9, 17)},
+}
+# Of the same class: record n is of class n % 9.
+OF_CLASSES = {
+    0: {40: 94},
+    5: {1: [55, 64], 2: 56},
+    17: {30: 84, 44: [98, 53], 2: 65},
+    43: {bad: [bad + 36, bad + 54] for bad in range(9, 17)},
+}
 WEIGHTS = {0: [3, 1, 1], 5: [0, 2, 1], 6: [1, 0, 0], 29: [0.5, 0.25, 0.25], 47: [1, 1, 1]}
 CASES: dict[str, Case] = {
     "mixture": Case(cut(mixture), WEIGHTS),
@@ -109,20 +126,19 @@ CASES: dict[str, Case] = {
     "weighted-drop": Case(cut(weighted, last_batch="drop"), {**BY_RECORD, 13: np.arange(30)}),
     "weighted-no-replacement": Case(cut(once), BY_RECORD),
     "weighted-no-replacement-short": Case(cut(once, batches_per_epoch=5), BY_RECORD),
-    "random": Case(cut(shuffle), EXCLUDED),
-    "random-drop": Case(cut(shuffle, last_batch="drop"), EXCLUDED),
-    "random-pad": Case(cut(shuffle, last_batch="pad"), EXCLUDED),
-    "random-short-epochs": Case(cut(shuffle, batches_per_epoch=5), EXCLUDED),
-    "shards": Case(cut(shuffle_blocks), EXCLUDED),
-    "shards-drop": Case(cut(shuffle_blocks, last_batch="drop"), EXCLUDED),
-    "views": Case(cut(views), EXCLUDED),
-    "pk-exclude": Case(exclude_from_classes, EXCLUDED),
-    "pk-exclude-k": Case(partial(exclude_from_classes, k={0: 2, 14: 3, 40: 4}), EXCLUDED),
-    "pk-exclude-super": Case(
-        partial(exclude_from_classes, super_labels=LABELS % 2, order_within="stored"), EXCLUDED
+    "random": Case(replace_ids(shuffle), REPLACED),
+    "random-drop": Case(replace_ids(partial(shuffle, last_batch="drop")), REPLACED),
+    "random-pad": Case(replace_ids(partial(shuffle, last_batch="pad")), REPLACED),
+    "random-short-epochs": Case(replace_ids(partial(shuffle, batches_per_epoch=5)), REPLACED),
+    "shards": Case(replace_ids(shuffle_blocks), REPLACED),
+    "views": Case(replace_ids(views), {0: {7: 8}, 5: {9: 11, 12: [13, 14]}, 17: {30: [31, 32]}}),
+    "pk-replaced": Case(replace_ids(classes), OF_CLASSES),
+    "pk-replaced-k": Case(replace_ids(partial(classes, k={0: 2, 14: 3, 40: 4})), OF_CLASSES),
+    "pk-replaced-super": Case(
+        replace_ids(partial(classes, super_labels=LABELS % 2, order_within="stored")), OF_CLASSES
     ),
-    "pk-exclude-repeat": Case(
-        partial(exclude_from_classes, k=12, small="repeat", min_class_size=2), EXCLUDED
+    "pk-replaced-all": Case(
+        replace_ids(lambda: PKBatchSampler(LABELS, p=4, k=2, seed=0, coverage="all")), OF_CLASSES
     ),
     "p": Case(
         lambda p: PKBatchSampler(LABELS, p=p, k=2, seed=0, batches_per_epoch=8),
@@ -184,9 +200,6 @@ def samplers() -> dict[str, Sampler]:
     return {
         "mixture": mixture(WEIGHTS),
         "weighted": weighted(BY_RECORD),
-        "random": shuffle(EXCLUDED),
-        "shards": shuffle_blocks(EXCLUDED),
-        "views": views(EXCLUDED),
         "subset": SubsetSampler(range(22), of=22, order=mixture(WEIGHTS)),
     }
 
@@ -278,93 +291,60 @@ def test_records_are_drawn_by_weights_of_their_step() -> None:
         assert (abs(found - expected) < 100).all()
 
 
-@pytest.mark.parametrize("last_batch", ["smaller", "drop", "pad"])
-@pytest.mark.parametrize("options", [{}, {"block": 8, "window": 16}])
-def test_excluded_records_are_replaced_and_nothing_else_changes(
-    options: dict[str, Any], last_batch: Any
-) -> None:
-    """A tenth is left out, at three steps: what comes instead differs, and is of other batches."""
-    n, epochs = 500, 4
-    exclude = {7: range(20, 40), 30: [3, 30, 4], 40: range(100, 128)}
-    changed, plain = (
-        BatchSampler(shuffle(changes, n, **options), batch_size=24, last_batch=last_batch)
-        for changes in (exclude, None)
-    )
+@pytest.mark.parametrize("make", [shuffle, shuffle_blocks, classes])
+def test_bad_ids_are_replaced_and_nothing_else_changes(make: Callable[[], BatchStream]) -> None:
+    """By the first good id that is not in the batch, or the first of all; of the same class."""
+    schedule = OF_CLASSES if make is classes else REPLACED
+    plain, changed = make(), replaced(make(), schedule)
     assert changed.traits.repeats
-    for epoch in range(epochs):
-        replacements: list[int] = []
-        for step in range(len(plain)):
-            global_step = epoch * len(plain) + step
-            ids, old_ids = changed.batch(epoch, step), plain.batch(epoch, step)
-            out = [id_ for first, ids_ in exclude.items() if first <= global_step for id_ in ids_]
-            assert np.array_equal(ids != old_ids, np.isin(old_ids, out))
-            assert not np.isin(ids, out).any()
-            real = ids[ids >= 0]
-            assert len(np.unique(real)) == len(real)
-            replacements += ids[ids != old_ids].tolist()
-        assert len(set(replacements)) == len(replacements) > 5
+    assert (len(changed), changed.fixed_size) == (len(plain), plain.fixed_size)
+    for step, (old, ids) in enumerate(zip(drawn(plain), drawn(changed), strict=True)):
+        goods_of: dict[int, Any] = {}
+        for start in (start for start in schedule if start <= step):
+            goods_of |= schedule[start]
+        expected = list(old)
+        for place, id_ in enumerate(old):
+            goods = np.atleast_1d(goods_of.get(id_, id_)).tolist()
+            left = [good for good in goods if good not in expected]
+            expected[place] = (left or goods)[0]
+        assert ids == expected
+        assert changed.seeds(*divmod(step, 8)).tolist() == plain.seeds(*divmod(step, 8)).tolist()
+        assert make is not classes or LABELS[ids].tolist() == LABELS[old].tolist()
 
 
-def test_replacements_come_from_all_remaining_records() -> None:
-    """Each record that is left comes in the place of one excluded record, epoch after epoch."""
-    stream = BatchSampler(shuffle({0: [7]}, 20), batch_size=4)
-    plain = BatchSampler(shuffle(None, 20), batch_size=4)
-    found = {
-        int(stream.batch(epoch, step)[plain.batch(epoch, step) == 7][0])
-        for epoch in range(300)
-        for step in range(5)
-        if 7 in plain.batch(epoch, step)
-    }
-    assert found == set(range(20)) - {7}
+def test_replacement_that_is_forgotten_is_refused_and_may_come_from_json() -> None:
+    schedule = {5: {1: [55, 64]}, 17: {2: 56}}
+    stream, read = (replaced(classes(), s) for s in (schedule, json.loads(json.dumps(schedule))))
+    assert stream.fingerprint == read.fingerprint
+    for at, forgotten in ((5, True), (6, False), (17, False)):
+        state = stream.state_at(*divmod(at, 8))
+        read.load_state_dict(state)
+        if forgotten:
+            classes().load_state_dict(state)
+            continue
+        with pytest.raises(
+            StateMismatchError, match=r"replaced from step 5: the state has \[\[1, 55"
+        ):
+            classes().load_state_dict(state)
+        replaced(classes(), {5: {1: [55, 64]}}).load_state_dict(state)
 
 
-def test_steps_of_exclude_may_repeat_ids() -> None:
-    """There are more entries than records, and half of the records are left in the end."""
-    exclude = {1: [0, 1], 2: [0], 3: [0, 1], 4: [0], 5: [0, 1, 2]}
-    sampler = BatchSampler(RandomSampler(6, seed=0, exclude=exclude), batch_size=2)
-    ids = np.concatenate(sampler.batches(2, 0, 3))
-    assert set(ids.tolist()) <= {3, 4, 5}
+def test_state_of_older_exclusions_names_replaced() -> None:
+    state = classes().state_at(0, 6)
+    state["fingerprint"]["exclude from step 3"] = "1 values 0f"
+    with pytest.raises(StateMismatchError, match=r"begin anew, with replaced\(sampler, \{step"):
+        classes().load_state_dict(state)
 
 
-def test_evaluation_with_exclude_is_refused() -> None:
-    """Every record once is every record."""
-
-    class Evaluation(BatchSampler):
-        evaluation = True
-
-    with pytest.raises(ValueError, match="an evaluation must not change at training steps"):
-        Evaluation(shuffle(EXCLUDED), batch_size=4)
-    with pytest.raises(TypeError, match="takes no exclude="):
-        ExactOnceBatchSampler(9, batch_size=4, exclude={0: [1]})  # type: ignore[call-arg]
+def test_many_replacements_make_no_large_state() -> None:
+    schedule = {step: {step: step + 5000} for step in range(1, 4000)}
+    stream = replaced(BatchSampler(RandomSampler(10_000, seed=0), batch_size=10), schedule)
+    assert len(json.dumps(stream.state_at(9, 0))) < 4000
+    whole = replaced(shuffle(10_000), {1: {bad: bad + 5000 for bad in range(4000)}})
+    assert len(json.dumps(whole.state_at(9, 0))) < 4000
 
 
-@pytest.mark.parametrize("options", [{}, {"order_within": "stored"}, {"k": 3}, {"p": 9}])
-def test_class_continues_without_excluded_records(options: dict[str, Any]) -> None:
-    """They are out from its next traversal on; the others come equally often; no class changes."""
-    exclude = {5: [0, 9, 18], 11: [27, 1, 5], 12: range(2, 50, 9), 90: [90]}
-    changed, plain = exclude_from_classes(exclude, **options), exclude_from_classes(None, **options)
-    batches, plain_batches = (
-        [ids.tolist() for epoch in range(30) for ids in stream.batches(epoch, 0, 8)]
-        for stream in (changed, plain)
-    )
-    for ids, old_ids in zip(batches, plain_batches, strict=True):
-        assert LABELS[ids].tolist() == LABELS[old_ids].tolist()
-        of_others = LABELS[ids] > 5
-        assert np.array_equal(np.array(ids)[of_others], np.array(old_ids)[of_others])
-        assert len(set(ids)) == len(ids)
-    out = {id_: step for step, ids in exclude.items() for id_ in ids}
-    for id_, first in out.items():
-        after = [step for step, ids in enumerate(batches) if step >= first and id_ in ids]
-        assert len(after) <= 1
-        before = batches[first : after[0]] if after else []
-        assert sum((LABELS[ids] == LABELS[id_]).sum() for ids in before) <= 11
-    counts = np.bincount(np.concatenate(batches[100:]), minlength=99)
-    for label in range(9):
-        others = [counts[id_] for id_ in np.flatnonzero(label == LABELS) if id_ not in out]
-        assert max(others) - min(others) <= 2  # of the steps before 100, too
-
-
-def test_excluding_records_needs_records_in_choose() -> None:
-    """A pipeline of each class gives any of its records: it needs to know that some are out."""
-    assert exclude_from_classes({3: [1]}).traits.needs_records == "exclude="
-    assert exclude_from_classes(None).traits.needs_records is None
+def test_replacing_needs_records_in_choose() -> None:
+    """A pipeline of each class gives any of its records: it needs to know which are replaced."""
+    assert replaced(classes(), OF_CLASSES).traits.needs_records == "replaced()"
+    assert classes().traits.needs_records is None

@@ -27,6 +27,7 @@ from twinfeed.samplers import (
     SubsetSampler,
     ViewSampler,
     WeightedSampler,
+    replaced,
 )
 
 Case = tuple[str, Callable[[], BatchStream]]
@@ -34,6 +35,7 @@ Case = tuple[str, Callable[[], BatchStream]]
 CLASS_SIZES = [3, 9, 14, 5, 40, 7, 8, 2, 22, 6]
 LABELS = np.repeat(np.arange(10), CLASS_SIZES)[np.argsort(np.arange(116) * 37 % 116)]
 NAMES = np.array(["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibex", "jay"])[LABELS]
+OF_4, OF_0 = np.flatnonzero(LABELS == 4), np.flatnonzero(LABELS == 0)
 SUPER = np.where(np.isin(LABELS, [0, 2, 4, 9]), "odd", "even")
 COSTS = np.arange(83) * 37 % 15 + 1
 SHARDS = [37, 0, 5, 100, 41]
@@ -76,10 +78,10 @@ CASES: list[Case] = [
     ("random-short-epochs", _plain(lambda: RandomSampler(83, seed=1), batches_per_epoch=4)),
     (
         # So many of so few that a batch has to take records twice.
-        "random-exclude",
-        _plain(
-            lambda: RandomSampler(21, seed=1, exclude={1: [3, 20], 2: range(4, 11), 9: [0]}),
-            batch_size=16,
+        "random-replaced",
+        lambda: replaced(
+            BatchSampler(RandomSampler(21, seed=1), batch_size=16),
+            {1: {3: 11, 20: [12, 13]}, 2: {bad: range(11, 19) for bad in range(4, 11)}, 9: {0: 1}},
         ),
     ),
     (
@@ -132,13 +134,25 @@ CASES: list[Case] = [
     ("shards-sections", _plain(_shards(sections=4))),
     ("shards-sections-stored", _plain(_shards(sections=2, order_within="stored", block=5))),
     (
-        "blocks-exclude",
-        _plain(_shards(sections=4, exclude={5: [3, 100], 30: range(50, 140)}), batch_size=60),
+        "blocks-replaced",
+        lambda: replaced(
+            _plain(_shards(sections=4), batch_size=60)(),
+            {5: {3: 4, 100: 20}, 30: {bad: [bad - 70, 181] for bad in range(91, 140)}},
+        ),
     ),
     (
         "views-one",
         _plain(
             lambda: ViewSampler(RandomSampler(30, seed=1), [1, 2, 5] * 10, per_epoch="one", seed=8)
+        ),
+    ),
+    (
+        "views-replaced",
+        lambda: replaced(
+            _plain(
+                lambda: ViewSampler(RandomSampler(20, seed=1), [1, 4] * 10, per_epoch="one", seed=8)
+            )(),
+            {4: {0: 1, 6: [7, 8]}},
         ),
     ),
     (
@@ -175,6 +189,16 @@ CASES: list[Case] = [
     ),
     ("reuse-one-round", _plain(lambda: ReuseSampler(24, reuse=6, live=8, seed=7))),
     ("bucket", lambda: BucketBatchSampler(COSTS, budget=60, seed=9)),
+    (
+        "bucket-replaced",
+        lambda: replaced(
+            BucketBatchSampler(COSTS, budget=60, seed=9),
+            {
+                0: {0: np.flatnonzero(COSTS[0] == COSTS)[1:]},
+                12: {7: np.flatnonzero(COSTS[7] == COSTS)[-1]},
+            },
+        ),
+    ),
     ("bucket-multiple", lambda: BucketBatchSampler(COSTS, budget=60, multiple=4, window=2, seed=9)),
     ("pk", _pk()),
     ("pk-strings", _pk(labels=NAMES)),
@@ -194,14 +218,13 @@ CASES: list[Case] = [
     ("pk-stored", _pk(order_within="stored")),
     ("pk-records", _pk(records=np.flatnonzero(LABELS % 3 < 2))),
     (
-        "pk-exclude",
-        _pk(
-            k={0: 2, 17: 1},
-            batches_per_epoch=8,
-            exclude={
-                0: [5],
-                6: np.flatnonzero(LABELS == 4)[:20],
-                8: np.flatnonzero(LABELS == 0)[:1],
+        "pk-replaced",
+        lambda: replaced(
+            _pk(k={0: 2, 17: 1}, batches_per_epoch=8)(),
+            {
+                0: {int(OF_4[0]): OF_4[30]},
+                6: {int(bad): OF_4[20:] for bad in OF_4[1:20]},
+                8: {int(OF_0[0]): OF_0[2], int(OF_0[1]): [OF_0[2]]},
             },
         ),
     ),

@@ -29,6 +29,7 @@ from twinfeed.samplers import (
     ViewSampler,
     WeightedSampler,
     diagnose,
+    replaced,
     simulate_shuffle_buffer,
     split,
     validate,
@@ -142,45 +143,61 @@ REFUSED: Refused = [
         ]
     ),
     *(
-        (pk(exclude=exclude, **options), error, words)
-        for exclude, options, error, words in [
-            ([3], {}, TypeError, "exclude must be {training step: ids}, got a list"),
-            ({3: [14]}, {}, ValueError, "exclude must be below 14, their number, got 14"),
-            (
-                {0: [5], 4: [6]},
-                {"k": 2, "small": "drop"},
-                ValueError,
-                "got 1 of the class of record 5, exclude from step 4: exclude fewer",
-            ),
-            ({0: [13]}, {"small": "repeat"}, ValueError, "must leave 1 records of each class"),
-            ({0: [1]}, {"coverage": "all"}, ValueError, "exclude must not be given with coverage"),
-            (
-                {0: [1]},
-                {"labels": [[0, 1]] * 5, "p": 1},
-                ValueError,
-                "exclude must not be given with lists of labels",
-            ),
+        (partial(replaced, BatchSampler(RandomSampler(8, seed=0), batch_size=4), given), *refused)
+        for given, *refused in [
+            ({}, TypeError, "the schedule must be {step: {bad: good}}, got {}"),
+            ([1, 2], TypeError, "the schedule must be {step: {bad: good}}, got [1, 2]"),
+            ({1: 2}, TypeError, "{bad: good}, got 2: write replaced(sampler, {step: {bad: good}})"),
+            ({3: {8: 1}}, ValueError, "an id of replaced() must be below 8, got 8"),
+            ({3: {1: [2, 8]}}, ValueError, "an id of replaced() must be below 8, got 8"),
+            ({3: {-1: 1}}, ValueError, "an id of replaced() must be at least 0, got -1"),
+            ({3: {1: []}}, ValueError, "id 1 must have an id in its place, got []"),
+            ({3: {1: 2.0}}, TypeError, "an id of replaced() must be an integer, got 2.0"),
+            ({3: {1: {2}}}, TypeError, "an id of replaced() must be an integer, got {2}"),
+            ({3: {1: "23"}}, TypeError, "an id of replaced() must be an integer, got '2'"),
+            ({3: {1: None}}, TypeError, "an id of replaced() must be an integer, got None"),
+            ({3: {1: 2, "1": 3}}, ValueError, "an id of replaced() comes twice in {1: 2, '1': 3}"),
+            ({3: {1: 1}}, ValueError, "id 1 must not come in the place of 1: id 1 is replaced i"),
+            ({3: {1: 2}, 9: {2: 3}}, ValueError, "of 1: id 2 is replaced itself"),
+            ({-3: {1: 2}}, ValueError, "a step of replaced must be at least 0, got -3"),
+            ({"-3": {1: 2}}, TypeError, "a step of replaced must be an integer, got '-3'"),
         ]
     ),
-    # What is no exclusion.
     *(
-        (partial(make, seed=0, exclude=exclude), error, words)
-        for make in (
-            partial(RandomSampler, 8),
-            partial(ShardShuffleSampler, [4, 4], block=2, window=2),
-        )
-        for exclude, error, words in [
-            ([1, 2], TypeError, "exclude must be {training step: ids}, got a list: to leave"),
-            ({3: 1}, ValueError, "exclude must be one-dimensional"),
-            ({3: {1, 2}}, TypeError, "exclude must be a list or an array, got a set"),
-            ({3: iter([1])}, TypeError, "exclude must be a list or an array, got a list_iterator"),
-            ({3: [1.5]}, TypeError, "exclude must hold integers, got dtype float64"),
-            ({3: [8]}, ValueError, "exclude must be below 8, their number, got 8"),
-            ({3: [-1]}, ValueError, "exclude must be at least 0, got -1 at 0"),
-            ({3: [1, 1]}, ValueError, "exclude must differ from each other, got 1 more than once"),
-            ({-3: [1]}, ValueError, "a step of exclude must be at least 0, got -3"),
-            ({"-3": [1]}, TypeError, "a step of exclude must be an integer, got '-3'"),
-            ({3: [0, 1, 2], 4: [3, 4]}, ValueError, "must leave half of the records, got 5 of 8"),
+        (lambda make=make, given=given: replaced(make(), {3: given}), *refused)
+        for make, given, *refused in [
+            (pk(), {0: 13}, ValueError, "of 0: id 13 is of another class, data set or cost"),
+            (pk(records=range(12)), {0: 13}, ValueError, "in the place of 0: id 13 never comes"),
+            (pk(labels=[[0, 1], [1]] * 4, p=1, k=2), {0: 1}, ValueError, "1 is of another class"),
+            (lambda: BucketBatchSampler([1, 2], budget=4, seed=0), {0: 1}, ValueError, "or cost"),
+            (lambda: BatchSampler(mixture()(), batch_size=3), {0: 4}, ValueError, "data set"),
+            (
+                lambda: BatchSampler(SubsetSampler([1, 2], of=9), batch_size=2),
+                {1: 0},
+                ValueError,
+                "id 0 never comes",
+            ),
+            (reuse(), {1: 0}, ValueError, "reuses records, of which some are kept"),
+            (
+                lambda: ExactOnceBatchSampler(9, batch_size=4),
+                {1: 0},
+                ValueError,
+                "gives every record once: records= leaves some out",
+            ),
+            (lambda: pk()().shard(0, 1), {1: 0}, ValueError, "call shard on what replaced()"),
+            (
+                lambda: replaced(BatchSampler(SequentialSampler(9), batch_size=2), {1: {2: 3}}),
+                {1: 0},
+                ValueError,
+                "has replacements already: give one schedule of all",
+            ),
+            (
+                lambda: SequentialSampler(9),
+                {1: 0},
+                TypeError,
+                "write replaced(BatchSampler(sampler, batch_size=…), {step: {bad: good}})",
+            ),
+            (lambda: [0, 1], {1: 0}, TypeError, "sampler must be a batch sampler, got a list"),
         ]
     ),
     (lambda: RandomSampler(Unknown(), seed=0), RuntimeError, "download it first"),

@@ -56,7 +56,7 @@ CHOSEN = (
     "subset-random",
     "shards",
     "shards-sections",
-    "blocks-exclude",
+    "blocks-replaced",
     "views-all",
 )
 CHOSEN += ("mixture", "exact-once-pad", "reuse", "pk")
@@ -355,7 +355,7 @@ def test_shuffle_too_large_for_memory_warns(long: Index, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "name", ["shards", "random", "shards-sections", "blocks-exclude", "exact-once"]
+    "name", ["shards", "random", "shards-sections", "blocks-replaced", "exact-once"]
 )
 def test_next_epoch_is_fetched_before_it_begins(name: str, long: Index) -> None:
     """Once passes follow each other; each block once an epoch; an evaluation reads on nowhere."""

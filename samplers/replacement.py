@@ -1,0 +1,160 @@
+"""A record that must not come again: from a training step on, another comes in its place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from twinfeed.samplers import validate
+from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.orders import Sampler
+from twinfeed.samplers.step_schedule import StepSchedule
+from twinfeed.samplers.types import Int64s
+
+_Stream = TypeVar("_Stream", bound=BatchStream)
+
+_CALL = "replaced(sampler, {step: {bad: good}})"
+
+
+@validate.show_call(_CALL)
+def replaced(
+    sampler: _Stream,
+    schedule: Mapping[int, Mapping[int, SupportsIndex | Sequence[SupportsIndex] | ArrayLike]],
+    /,
+) -> _Stream:
+    """Return a copy of a batch sampler with other ids in the place of some, from steps on.
+
+    For a record that must not come again in a run that goes on, such as a damaged image. All other
+    ids stay as they are, and a replacement holds at all steps after its own. A state that was saved
+    before the step can be loaded. A state that was saved after it can be loaded only by a sampler
+    with the same replacement.
+
+    A record may come twice in an epoch then, and in a batch if no other good id is left. To leave
+    records out from the start, take `SubsetSampler`, or `records=`.
+
+    Args:
+        sampler: a batch sampler of all ranks: any but an evaluation, or one that reuses records.
+        schedule: `{training step: {bad: good}}`. Training steps are `epoch * len + step`. The ids
+            are those that the sampler gives. If a good is a list of ids, the first that is not in
+            the batch already is taken, or else the first of all.
+
+    Returns:
+        The copy, at the first step of epoch 0.
+
+    Raises:
+        ValueError: ids that the sampler never gives, or a good id that is replaced itself, or of
+            another class, data set or cost than the bad one.
+
+    Record 4 is replaced from step 2 on, which is the first of epoch 1:
+
+    >>> from twinfeed.samplers import BatchSampler, RandomSampler
+    >>> batches = BatchSampler(RandomSampler(5, seed=0), batch_size=3)
+    >>> list(batches), list(batches)
+    ([[4, 0, 2], [1, 3]], [[4, 3, 1], [2, 0]])
+    >>> batches = replaced(batches, {2: {4: [3, 0]}})
+    >>> list(batches), list(batches)
+    ([[4, 0, 2], [1, 3]], [[0, 3, 1], [2, 0]])
+    """
+    _check_sampler(sampler)
+    stream = copy.copy(sampler)
+    replacements = stream._replacements = Replacements(sampler, schedule)
+    traits = replace(sampler.traits, repeats=True, needs_records="replaced()")
+    fields = {"parameters": {**sampler.parameters, **replacements.parameters}, "traits": traits}
+    vars(stream).update(fields, _own_cursor=None, _fingerprint={})
+    return stream
+
+
+def _check_sampler(sampler: Any) -> None:
+    """Raise an error for a sampler whose ids must not be replaced."""
+    if isinstance(sampler, Sampler):
+        raise TypeError(
+            f"a batch sampler knows the training step, got {sampler!r}: write "
+            f"replaced(BatchSampler(sampler, batch_size=…), {{step: {{bad: good}}}})"
+        )
+    if not isinstance(sampler, BatchStream):
+        raise TypeError(f"sampler must be a batch sampler, got a {type(sampler).__name__}")
+    problems = {
+        "gives every record once: records= leaves some out": sampler.evaluation,
+        "reuses records, of which some are kept": sampler.traits.max_cached is not None,
+        "is of one rank: call shard on what replaced() returns": sampler.sharded,
+        "has replacements already: give one schedule of all": sampler._replacements is not None,
+    }
+    for problem, is_found in problems.items():
+        if is_found:
+            raise ValueError(f"ids cannot be replaced, as {sampler!r} {problem}")
+
+
+class Replacements:
+    """Which ids come in the place of which, from each training step on."""
+
+    def __init__(self, sampler: BatchStream, schedule: Any) -> None:
+        if not isinstance(schedule, Mapping) or not schedule:
+            raise TypeError(f"the schedule must be {{step: {{bad: good}}}}, got {schedule!r}")
+        if "0" not in map(str, schedule):
+            schedule = {0: {}, **schedule}
+        check = partial(_checked_entry, num_ids=sampler.num_ids)
+        entries = StepSchedule.parse("replaced", schedule, check)
+        #: What a state compares.
+        self.parameters = {field: e for field, e in entries.parameters("replaced").items() if e}
+        goods_of: dict[int, list[int]] = {}
+        by_step = []
+        for entry in entries.values:  # an entry adds to those before it
+            goods_of = goods_of | {bad: goods for bad, *goods in entry}
+            pairs = [(bad, good) for bad, goods in goods_of.items() for good in goods]
+            _refuse(pairs, "is replaced itself", (good in goods_of for _, good in pairs))
+            by_step.append(goods_of)
+        self._by_step = StepSchedule(entries.starts, by_step)
+        self._bad = np.array(sorted(goods_of), np.int64)
+        pairs = [(bad, good) for entry in entries.values for bad, *goods in entry for good in goods]
+        bads, goods = np.array(pairs, np.int64).reshape(-1, 2).T
+        if sampler.traits.record_ids is not None:
+            is_drawn = np.isin(sampler.records(goods), sampler.traits.record_ids)
+            _refuse(pairs, "never comes", ~is_drawn)
+        _refuse(pairs, "is of another class, data set or cost", ~sampler._are_alike(bads, goods))
+
+    def apply(
+        self, stream: BatchStream, first_step: int, batches: list[Int64s], lows: Int64s
+    ) -> None:
+        """Replace the bad ids in this rank's slices of the batches from a training step on.
+
+        `lows` says where each slice starts in the global batch.
+        """
+        whole = copy.copy(stream)
+        whole.rank, whole.world_size, whole._replacements = 0, 1, None
+        for i in [i for i, ids in enumerate(batches) if np.isin(ids, self._bad).any()]:
+            epoch, step = divmod(first_step + i, len(stream))
+            goods_of = self._by_step.values[self._by_step.index_at(first_step + i)]
+            ids = whole.batch(epoch, step)
+            for place in np.flatnonzero(np.isin(ids, list(goods_of))):
+                goods = goods_of[int(ids[place])]
+                ids[place] = next((good for good in goods if good not in ids), goods[0])
+            batches[i][:] = ids[lows[i] : lows[i] + len(batches[i])]
+
+
+def _checked_entry(entry: Any, *, num_ids: int) -> list[list[int]]:
+    """Return `{bad: good}` as sorted lists `[bad, good, …]` of ids."""
+    if not isinstance(entry, Mapping):
+        raise TypeError(f"each step must have {{bad: good}}, got {entry!r}: write {_CALL}")
+    rows = []
+    for bad, good in entry.items():
+        ids = [validate.json_key(bad), *(good if validate.is_list(good) else [good])]
+        if len(ids) == 1:
+            raise ValueError(f"id {bad} must have an id in its place, got {good!r}")
+        check = partial(validate.integer, "an id of replaced()", minimum=0, below=num_ids)
+        rows.append([*map(check, ids)])
+    if len({bad for bad, *_ in rows}) < len(rows):
+        raise ValueError(f"an id of replaced() comes twice in {entry!r}")
+    return sorted(rows)
+
+
+def _refuse(pairs: list[tuple[int, int]], problem: str, is_found: Iterable[Any]) -> None:
+    """Raise ValueError for the first pair (bad, good) whose good id has the problem."""
+    for (bad, good), found in zip(pairs, is_found, strict=True):
+        if found:
+            raise ValueError(f"id {good} must not come in the place of {bad}: id {good} {problem}")
