@@ -94,11 +94,11 @@ class BucketBatchSampler(BatchStream):
         )
         self.size_divisor = int(np.gcd.reduce(self._counts))
 
-    def _are_alike(self, ids: Int64s, others: Int64s) -> Bools:
+    def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
         """Return whether records have equal costs, so that no batch is above its budget."""
         costs = np.empty_like(self._cost_sums)
         costs[self._records_by_cost] = np.diff(self._cost_sums, prepend=0)
-        return costs[ids] == costs[others]
+        return costs[bad] == costs[good]
 
     def _batch_bounds(self, max_costs: Int64s) -> Int64s:
         """Divide records that are sorted by cost into batches within the budget; return the bounds.

@@ -331,14 +331,14 @@ class PKBatchSampler(BatchStream):
         }
         return next((option for option in is_used if is_used[option]), None)
 
-    def _are_alike(self, ids: Int64s, others: Int64s) -> Bools:
-        """Return whether the other records have all classes of the first, int64[n] each."""
-        classes_of: dict[int, set[int]] = {id_: set() for id_ in [*ids.tolist(), *others.tolist()]}
+    def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
+        """Return whether each good record has all classes of the bad one, int64[n] each."""
+        classes_of: dict[int, set[int]] = {id_: set() for id_ in [*bad.tolist(), *good.tolist()]}
         class_index, records = self._classes.class_record_pairs()
         for at in np.flatnonzero(np.isin(records, [*classes_of])):
             classes_of[int(records[at])].add(int(class_index[at]))
-        pairs = zip(ids.tolist(), others.tolist(), strict=True)
-        return np.array([classes_of[one] <= classes_of[other] for one, other in pairs], bool)
+        pairs = zip(bad.tolist(), good.tolist(), strict=True)
+        return np.array([classes_of[first] <= classes_of[second] for first, second in pairs], bool)
 
     @property
     def group_sampler(self) -> PKBatchSampler:

@@ -91,7 +91,7 @@ def _check_sampler(sampler: Any) -> None:
 
 
 class Replacements:
-    """Which ids come in the place of which, from each training step on."""
+    """The good ids that come in the place of bad ones, from each training step on."""
 
     def __init__(self, sampler: BatchStream, schedule: Any) -> None:
         if not isinstance(schedule, Mapping) or not schedule:
@@ -131,9 +131,9 @@ class Replacements:
             epoch, step = divmod(first_step + i, len(stream))
             goods_of = self._by_step.values[self._by_step.index_at(first_step + i)]
             ids = whole.batch(epoch, step)
-            for place in np.flatnonzero(np.isin(ids, list(goods_of))):
-                goods = goods_of[int(ids[place])]
-                ids[place] = next((good for good in goods if good not in ids), goods[0])
+            for k in np.flatnonzero(np.isin(ids, list(goods_of))):
+                goods = goods_of[int(ids[k])]
+                ids[k] = next((good for good in goods if good not in ids), goods[0])
             batches[i][:] = ids[lows[i] : lows[i] + len(batches[i])]
 
 

@@ -118,11 +118,11 @@ class Samples:
         """Return the class or data set of each sample id, if `traits.num_groups` are declared."""
         return np.asarray(ids)
 
-    def _are_alike(self, ids: Int64s, others: Int64s) -> Bools:
-        """Return whether each id may come in the place of the other: if their groups are equal."""
+    def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
+        """Return whether each good id may replace the bad one: if both are of the same group."""
         if self.traits.num_groups is None:
-            return np.ones(len(ids), bool)
-        return self.group_of(ids) == self.group_of(others)
+            return np.ones(len(bad), bool)
+        return self.group_of(bad) == self.group_of(good)
 
     @property
     def group_sampler(self) -> Any:

@@ -449,7 +449,8 @@ def call_for_record(
         raise DecodeError(
             f"{index.describe(record)}: {function_name} failed: {error!r:.1000}"
             f"{_hint(index, error, args[0])}",
-            advice=f"correct {function_name}, or exclude the record by records= or SubsetSampler",
+            advice=f"correct {function_name}, or leave the record out by records=, "
+            "SubsetSampler or replaced()",
         ) from error
 
 

@@ -54,6 +54,8 @@ def is_order(stream: BatchStream) -> bool:
     """Return whether a host can make the batches, as each epoch of the order is cut into them."""
     if not isinstance(stream, BatchSampler) or stream._inner_sampler.traits.needs_steps:
         return False
+    if stream._replacements is not None:
+        return False
     return len(stream) == -(-len(stream._inner_sampler) // stream.batch_size // stream.world_size)
 
 

@@ -139,7 +139,7 @@ def test_callables_run_over_columns_alone(tmp_path: Path) -> None:
     assert batch_of(feed, request_of(1, 3))["one"].tolist() == [1, 1]
 
 
-def test_decode_error_advises_to_exclude_the_record(tmp_path: Path) -> None:
+def test_decode_error_advises_to_leave_the_record_out(tmp_path: Path) -> None:
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": int(sample["word"])}
 
@@ -147,7 +147,7 @@ def test_decode_error_advises_to_exclude_the_record(tmp_path: Path) -> None:
     feed = Feed(index, ExactOnceBatchSampler(2, batch_size=2), decode=decode)
     with pytest.raises(
         DecodeError,
-        match=r"(?s)record 1 .*correct decode, or exclude the record by .*SubsetSampler",
+        match=r"(?s)record 1 .*correct decode, or leave the record out by .*replaced",
     ):
         feed[0, 0]
     others = ExactOnceBatchSampler(2, batch_size=2, records=[0])
