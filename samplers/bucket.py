@@ -98,7 +98,7 @@ class BucketBatchSampler(BatchStream):
         """Return whether records have equal costs, so that no batch is above its budget."""
         costs = np.empty_like(self._cost_sums)
         costs[self._records_by_cost] = np.diff(self._cost_sums, prepend=0)
-        return costs[bad] == costs[good]
+        return np.equal(costs[bad], costs[good])
 
     def _batch_bounds(self, max_costs: Int64s) -> Int64s:
         """Divide records that are sorted by cost into batches within the budget; return the bounds.

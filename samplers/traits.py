@@ -122,7 +122,7 @@ class Samples:
         """Return whether each good id may replace the bad one: if both are of the same group."""
         if self.traits.num_groups is None:
             return np.ones(len(bad), bool)
-        return self.group_of(bad) == self.group_of(good)
+        return np.equal(self.group_of(bad), self.group_of(good))
 
     @property
     def group_sampler(self) -> Any:
