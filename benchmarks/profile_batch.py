@@ -32,7 +32,7 @@ from twinfeed.loaders.batches.feed import recipe_of
 from twinfeed.loaders.batches.meter import Meter
 from twinfeed.loaders.feed.arguments import stored_fields
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
+from twinfeed.loaders.reading.reader import plan_of_pass
 
 BATCH, ROUNDS = 128, 7
 
@@ -79,9 +79,9 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
 
         def plan(limit: int | None = limit) -> None:
             start, stored = len(stream), stored_fields(feed.index, feed.fields)
-            reads = plan_pass(reader, Schedule(stream), stored, start, limit)
+            reads = plan_of_pass(reader, Schedule(stream), stored, start, limit)
             for step in range(start, start + batches):
-                with ReadStep(reader, step, reads):
+                with reads.step(step):
                     pass
             reader._plans.clear()  # the next round starts anew
 

@@ -38,11 +38,12 @@ from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.arrays import StringColumn
+from twinfeed.loaders.reading.missing import fill_missing
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
+from twinfeed.loaders.reading.reader import plan_of_pass
 from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
-from twinfeed.loaders.reading.source import Reads, Source, read_only, read_with_missing, reader_of
+from twinfeed.loaders.reading.source import FieldReader, Source, read_only, reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.fork import PerProcess
@@ -73,7 +74,7 @@ class Batcher(Closing):
         recipe: Recipe,
         /,
         *,
-        reader: Reads | None = None,
+        reader: FieldReader | None = None,
         threads: int = 0,
         meter: Meter | None = None,
         empty: Allocate = aligned,
@@ -99,10 +100,11 @@ class Batcher(Closing):
         real = request if mask is None else request.where(mask)  # without padding
         try:
             with ExitStack() as stack:
-                global_step = request.epoch * recipe.steps_per_epoch + request.step
-                reading = ReadStep(self._reader, global_step, self._read_plan)
-                # To enter requests the bytes of coming batches, which counts as reading time.
-                self.meter.timed("reading", stack.enter_context, reading)
+                if self._read_plan is not None:
+                    global_step = request.epoch * recipe.steps_per_epoch + request.step
+                    step = self._read_plan.step(global_step)
+                    # To enter requests the bytes of coming batches, which counts as reading time.
+                    self.meter.timed("reading", stack.enter_context, step)
                 rows = self.table_rows(real)
                 values = self.field_values(real, rows)
         except LoaderError as error:
@@ -217,8 +219,9 @@ class Batcher(Closing):
 
     def _read(self, records: Int64s) -> Values:
         """Read the stored fields of records; return by field a list of values."""
-        arguments = self._reader, records, self.recipe.fields, self.recipe.missing
-        return self.meter.timed("reading", read_with_missing, *arguments)
+        recipe = self.recipe
+        values = self.meter.timed("reading", self._reader.read_or_none, records, recipe.fields)
+        return fill_missing(recipe.index, records, values, recipe.missing)
 
     def _decoded_samples(self, request: Request, *, cached: bool) -> list[Fields]:
         """Return the decoded samples of a request, from the cache if `cached` and if there is one.
@@ -404,7 +407,7 @@ class Batcher(Closing):
         recipe = self.recipe
         fields = stored_fields(recipe.index, recipe.fields)
         step = epoch * recipe.steps_per_epoch + start
-        self._read_plan = plan_pass(self._reader, schedule, fields, step, readahead)
+        self._read_plan = plan_of_pass(self._reader, schedule, fields, step, readahead)
         if self.cache is not None and self.threads:
             # Only the transform uses seeds, and it does not run ahead.
             coming_requests = requests(schedule, epoch, start, seeds=False)

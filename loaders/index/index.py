@@ -300,7 +300,7 @@ class Index:
             ) from None
         names = [*self.fields, *self.columns]
         with Reader(self) as reader:
-            values = reader.read([number], names, missing=dict.fromkeys(self.fields))
+            values = reader.read_or_none(np.array([number]), names)
         return {name: rows[0] for name, rows in values.items()}
 
     def summary(self) -> str:

@@ -18,7 +18,7 @@ from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.reading.prefetch.schedule import Schedules
-from twinfeed.loaders.reading.source import Reads, reader_of
+from twinfeed.loaders.reading.source import FieldReader, reader_of
 from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.samplers import validate
 
@@ -48,7 +48,7 @@ class FeedLoader(Loader[B]):
         if readahead is not None:
             readahead = validate.integer("readahead", readahead, minimum=0)
         self.checksums, self.readahead = validate.flag("checksums", checksums), readahead
-        self.reader: Reads = reader_of(feed.index, checksums=checksums)
+        self.reader: FieldReader = reader_of(feed.index, checksums=checksums)
         self.schedules = Schedules()
 
     def __iter__(self) -> Iterator[B]:

@@ -2,9 +2,9 @@
 
 - local.py reads shards, by the open files of handles.py, and loose files. remote.py fetches what
   lies at a URL. checked.py compares bytes with the index.
-- prefetch/ fetches ranges before they are needed. read_step.py has the plan of a pass, and the
-  blocks in which its steps are read.
+- prefetch/ fetches ranges before they are needed.
 - source.py has the sources of records for a feed, and checks what a source of one's own returns.
+- missing.py fills in values for fields that a record lacks.
 - dataset_source.py makes a source of any dataset that gives its records by number.
 - by_key.py joins a table by the key of each record.
 - side_table.py has the tables that are joined by sample id, or by record.

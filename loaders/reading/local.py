@@ -25,7 +25,6 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     MAX_RANGE_BYTES,
     Fetch,
     FileRanges,
-    ReadPlan,
     Release,
     Rows,
 )
@@ -143,20 +142,21 @@ class LocalFiles:
         path = self.paths.resolve(relative_path(self.index, self.index.files, file))
         return Handle(open_unchanged(path, length))
 
-    def apply(self, plan: ReadPlan, event: Fetch | Release, /) -> None:
-        """Advise the kernel (`posix_fadvise`) to read the file ranges of a `Fetch` ahead.
+    def start_plan(self, previous_end: int | None, /) -> None:
+        """Do nothing: the kernel keeps the pages that were read ahead."""
 
-        At the first event, if the plan has `check_page_cache`, look whether a few of the ranges are
-        in the page cache already. If all of them are, disable the plan: the data are in memory.
-        """
-        if isinstance(event, Release):
-            return  # nothing to release: the kernel evicts pages by itself
-        if plan.check_page_cache:
-            interval = max(1, len(event.ranges) // _CHECKED_RANGES)
-            checked = self.with_descriptors(event.ranges[::interval][:_CHECKED_RANGES])
-            plan.enabled = any(is_uncached(fd, stop - 1) for fd, _, stop in checked)
-            plan.check_page_cache = False
-        if plan.enabled:
+    def release_before(self, step: int, /) -> None:
+        """Do nothing: the kernel evicts pages by itself."""
+
+    def are_cached(self, ranges: FileRanges, /) -> bool:
+        """Return whether the last bytes of a few ranges are in the page cache."""
+        interval = max(1, len(ranges) // _CHECKED_RANGES)
+        checked = self.with_descriptors(ranges[::interval][:_CHECKED_RANGES])
+        return not any(is_uncached(fd, stop - 1) for fd, _, stop in checked)
+
+    def apply(self, event: Fetch | Release, /) -> None:
+        """Advise the kernel (`posix_fadvise`) to read the file ranges of a `Fetch` ahead."""
+        if isinstance(event, Fetch):
             self.kernel_readahead.add(self.with_descriptors(event.ranges))
 
     def with_descriptors(self, ranges: FileRanges, /) -> Iterator[tuple[int, int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.local import LocalFiles, should_coalesce
+from twinfeed.loaders.reading.missing import fill_missing
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, rows_outside_shards
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.remote import RemoteFiles
@@ -67,7 +68,6 @@ class Reader(Closing):
         self.index = index
         self.checksums = validate.flag("checksums", checksums)
         self.max_open_files = max_open_files
-        self._missing_as_empty = index.options.missing == "empty"
         self._fields_with_missing = {name for name, field in index.fields.items() if field.missing}
         self._set_up_process()
 
@@ -114,25 +114,19 @@ class Reader(Closing):
             DataCorruptionError: bytes do not match their checksum.
         """
         names = tuple(self.index.fields) if fields is None else checks.names("fields", fields)
-        values = self._read_with_missing(checks.as_ids(ids), names, missing or {})
-        return {name: list(field_values) for name, field_values in values.items()}
+        checked_ids = checks.as_ids(ids)
+        values = self.read_or_none(checked_ids, names)
+        filled = fill_missing(self.index, checked_ids, values, missing or {})
+        return {name: list(filled[name]) for name in names}
 
-    def _read_with_missing(
-        self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
-    ) -> dict[str, Sequence[Value]]:
-        """Return a dict from each name to the values of the records, in the order of `ids`.
+    def read_or_none(self, ids: Int64s, names: Sequence[str], /) -> dict[str, Sequence[Any]]:
+        """Return a dict from each name to the values of records, in the order of `ids`.
 
-        A name is that of a field, whose bytes are in the shards; or of a column, an array of the
-        index with a number or a row of numbers for each record.
-
-        Args:
-            ids: record ids. Unlike `read`, this does not check the arguments.
-            names: the names of fields and columns.
-            missing: a dict from a field to the value for the records that lack the field.
+        It is `read` for ids that need no check. A value is None if the record lacks the field.
         """
         columns = self.index.columns
         fields = [name for name in names if name not in columns]
-        values = dict(zip(fields, self._read_fields(ids, fields, missing), strict=True))
+        values = dict(zip(fields, self._read_fields(ids, fields), strict=True))
         if len(fields) == len(names):
             return values
         checks.check_ids(ids, len(self.index))
@@ -163,13 +157,11 @@ class Reader(Closing):
         else:
             self._own_files = LocalFiles(self.index, self.checksums, self.max_open_files)
 
-    def _read_fields(
-        self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value]
-    ) -> list[Sequence[Value]]:
+    def _read_fields(self, ids: Int64s, names: Sequence[str]) -> list[Sequence[Any]]:
         """Return for each field a list of its values, in the order of `ids`.
 
-        The fields are those whose bytes are in the shards. `missing` has for a field the value for
-        the records that lack it.
+        The fields are those whose bytes are in the shards. A value is None if the record lacks the
+        field.
 
         To read less often, a record whose id is repeated is read once, and small fields that lie
         next to each other in a shard are read by one call. For that, the distinct ids are read in
@@ -191,56 +183,37 @@ class Reader(Closing):
         # Whether to look for fields next to each other: fields of one record may be, and fields of
         # records that are read in order.
         coalesce = inverse is not None or len(names) > 1
-        data = self._fetch(ids_to_read, names, missing, coalesce)
-        out: list[Sequence[Value]] = []
+        data, is_missing = self._fetch(ids_to_read, names, coalesce)
+        out: list[Sequence[Any]] = []
         for number, name in enumerate(names):
             # `data` has all fields of the first record, then all of the second, and so on.
             field_data, kind = data[number :: len(names)], self.index.fields[name].kind
             values = field_data if kind == "bytes" else decode_lists(kind, field_data)
-            if name in missing:
-                values = self._fill_missing(name, [*values], ids_to_read, missing[name])
+            if is_missing is not None:
+                of_field = is_missing[number :: len(names)].tolist()
+                values = [None if of_field[n] else value for n, value in enumerate(values)]
             out.append(values if inverse is None else [values[n] for n in inverse.tolist()])
         return out
 
-    def _fill_missing(
-        self, name: str, values: list[Value], ids: Int64s, default: Value
-    ) -> list[Value]:
-        """Return the values of a field, and `default` for the records that lack it.
-
-        A default that is one number says that each record has one: all values are numbers then, as
-        those of a column are, whether or not a record lacks the field.
-        """
-        holds_numbers = self.index.fields[name].kind not in ("bytes", "bytes_list")
-        is_number = holds_numbers and isinstance(default, (int, float, np.number))
-        lengths = self.index.rows([name], ids)["length"]
-        for position, is_missing in enumerate((lengths == -1).tolist()):
-            if is_missing:
-                values[position] = default
-            elif is_number:
-                if len(values[position]) != 1:
-                    raise LoaderError(
-                        f"{self.index.describe(int(ids[position]))} has {len(values[position])} "
-                        f"values in the field {name!r}, which missing= gives one number",
-                        advice=f"give a list, missing={{{name!r}: [{default}]}}",
-                    )
-                values[position] = values[position][0]
-        return values
-
     def _fetch(
-        self, ids: Int64s, names: Sequence[str], missing: Container[str], coalesce: bool
-    ) -> list[bytes]:
+        self, ids: Int64s, names: Sequence[str], coalesce: bool
+    ) -> tuple[list[bytes], npt.NDArray[np.bool_] | None]:
         """Return the bytes of the fields `names` of records: all fields of ids[0], of ids[1], ….
 
-        The bytes of a missing field are b"", if `missing` or the index allows it to be missing.
         With `coalesce`, small fields next to each other are read by one call.
+
+        Returns:
+            The bytes, b"" of a missing field; and bool[ids * names], which fields are missing, or
+            None if none is.
 
         Raises:
             LoaderError: the bytes are not those that were indexed, or cannot be read.
         """
         rows = self.index.rows(names, ids)
-        present_rows = None
+        present_rows = is_missing = None
         if not self._fields_with_missing.isdisjoint(names):
-            present_rows = self._present_rows(rows, ids, names, missing)
+            is_missing = rows["length"] == -1
+            present_rows = np.flatnonzero(~is_missing)
             rows = rows[present_rows]
         self._check_total_bytes(rows)
         files = self._files
@@ -265,11 +238,11 @@ class Reader(Closing):
                 raise self._damaged_row_error(record, name, rows[row]) from None
             raise self._wrong_bytes_error(record, name, rows[row], found) from None
         if present_rows is None:
-            return data
+            return data, None
         filled = [b""] * (len(ids) * len(names))
         for position, row_data in zip(present_rows.tolist(), data, strict=True):
             filled[position] = row_data
-        return filled
+        return filled, is_missing
 
     def _check_total_bytes(self, rows: npt.NDArray[Any]) -> None:
         """Raise LoaderError if rows of the index have more bytes in total than a batch may have.
@@ -289,26 +262,6 @@ class Reader(Closing):
         advice = f"read fewer records at a time; if you read only a few, {REBUILD}"
         check_bytes("a batch", nbytes, limit, path=self.index.where, advice=advice)
 
-    def _present_rows(
-        self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str], missing: Container[str]
-    ) -> Int64s:
-        """Return the positions of the rows that are not missing, as int64[n].
-
-        `rows` of the index say where the bytes of each field lie: all fields `names` of ids[0],
-        then all of ids[1], and so on. The length in a row is -1 if the record lacks the field.
-
-        Raises:
-            LoaderError: a required field is missing. A field is required unless `missing` has a
-                value for it, or the index was made with missing="empty".
-        """
-        is_missing = rows["length"] == -1
-        is_required = [not (self._missing_as_empty or name in missing) for name in names]
-        # The missing fields of each record, bool[ids, names].
-        problems = np.flatnonzero(is_missing.reshape(-1, len(names)) & is_required)
-        if len(problems):
-            raise self._missing_field_error(int(problems[0]), ids, names)
-        return np.flatnonzero(~is_missing)
-
     def _damaged_row_error(self, record: int, name: str, row: np.void) -> IndexFormatError:
         """Return the error for a row of the index whose byte range is not within its shard."""
         shard, number = self.index.location(record)
@@ -318,18 +271,6 @@ class Reader(Closing):
             path=self.index.where,
             record=number,
             found=f"{row['length']} bytes at offset {row['offset']}",
-        )
-
-    def _missing_field_error(self, row: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
-        """Return the error for a record that lacks a field.
-
-        `row` counts the fields of all records: all fields `names` of ids[0], then of ids[1], ….
-        """
-        record, name = int(ids[row // len(names)]), names[row % len(names)]
-        return LoaderError(
-            f"{self.index.describe(record)} lacks the field {name!r}",
-            advice=f"give Feed or Reader.read a value for it, missing={{{name!r}: …}}, or "
-            "read other fields",
         )
 
     def _wrong_bytes_error(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
@@ -362,3 +303,40 @@ class Reader(Closing):
             "then twinfeed index --exclude FILE (in Python exclude=)",
             **details,
         )
+
+
+def plan_of_pass(
+    reader: object, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
+) -> ReadPlan | None:
+    """Return the plan of what a pass prefetches: from a global step to the end of its epoch.
+
+    What the plan of the previous pass over the same batches has prefetched is used, if this pass
+    can need it. For example, the previous pass had 100 steps, from 0 to 99:
+
+    - It came to its end, and this pass starts at step 100: the plan itself is continued.
+    - It was broken off when the steps before 40 were prefetched, and this pass starts at step 30:
+      a new plan is made, and what was prefetched is kept until step 40.
+    - It was broken off so, and this pass starts at step 70: what was prefetched is dropped.
+
+    Args:
+        reader: reads the records. Only the byte ranges of an index are known, so for the reader of
+            any other source there is no plan: return None.
+        schedule: the batches of ids.
+        fields: the names of the fields to read.
+        start: the first global step.
+        readahead: the bytes to prefetch, or None for the default.
+    """
+    if not isinstance(reader, Reader):
+        return None
+    previous = reader._plans.get(schedule)  # the plan of the previous pass over these batches
+    if previous is not None and previous.continue_at(start):
+        return previous
+    # Without fields to read, the limit of what is prefetched is 0.
+    limit = readahead if fields else 0
+    plan = ReadPlan(reader.index, fields, schedule, start, limit=limit, files=reader._files)
+    reader._plans[schedule] = plan
+    previous_end = None  # for `start_plan`: drop what was prefetched
+    if previous is not None and previous.start <= start <= previous.next_step:
+        previous_end = previous.next_step  # 40 in the example: keep it until this step
+    reader._files.start_plan(previous_end)
+    return plan

@@ -11,7 +11,7 @@ from twinfeed.loaders.index.paths import check_relative, stale_file_error
 from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
-from twinfeed.loaders.reading.prefetch.read_plan import Rows, gap_of
+from twinfeed.loaders.reading.prefetch.read_plan import FileRanges, Rows, gap_of
 from twinfeed.loaders.storage.download import describe_object
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.store import ObjectInfo
@@ -37,6 +37,9 @@ class RemoteFiles:
         cache = index.cache
         self.cache = None if cache is None else ChunkCache(index, cache, self._sizes, self._fetch)
         self.buffer = RangeBuffer(self.cache.read if self.cache else self._fetch, gap_of(index))
+        # As `PlannedFiles`, its ranges are those of the buffer.
+        self.start_plan, self.apply = self.buffer.start_plan, self.buffer.apply
+        self.release_before = self.buffer.release_before
         self._compared: set[int] = set()
         self._file = lru_cache(_FILES)(self._info_of)
 
@@ -53,6 +56,10 @@ class RemoteFiles:
         except BaseException:
             self.buffer.drop(ranges)
             raise
+
+    def are_cached(self, _: FileRanges, /) -> bool:
+        """Return False: nothing remote is in the page cache."""
+        return False
 
     def close(self) -> None:
         """Drop all ranges, and cancel the requests under way."""

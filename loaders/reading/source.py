@@ -63,6 +63,16 @@ class Reads(Protocol):
         """Close open files. A later call of `read` opens them again."""
 
 
+class FieldReader(Protocol):
+    """A reader for feeds: a `Reader`, a `CheckedReader`, or the reader of a worker process."""
+
+    def read_or_none(self, ids: Int64s, names: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
+        """Return the values of each field for each id; None if a record lacks the field."""
+
+    def close(self) -> None:
+        """Close open files. A later call opens them again."""
+
+
 @runtime_checkable
 class OwnSource(Source, Protocol):
     """A user-defined source of records: a list, an array, a dataset of another library.
@@ -156,18 +166,12 @@ class CheckedReader:
         self._type = a_type(source)
         self._fresh = getattr(reader, "fresh", False)
 
-    def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return a dict from each field to the values of these records, in the order of `ids`."""
-        return self._read_with_missing(ids, fields, {})
-
-    def _read_with_missing(
-        self, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any]
-    ) -> Mapping[str, Sequence[Any]]:
-        """Call the user's `read`, check what it returns, and replace missing values.
+    def read_or_none(self, ids: Int64s, fields: Sequence[str], /) -> dict[str, Sequence[Any]]:
+        """Call the user's `read`, and check what it returns.
 
         Returns:
-            A dict from each field to its values, in the order of `ids`. A value that is None is
-            replaced by the value that `missing` has for the field.
+            A dict from each field to its values, in the order of `ids`. A value is None if the
+            record lacks the field. Arrays are read-only, since the source may keep their memory.
 
         Raises:
             LoaderError: `read` failed, or did not return a dict from each field to a list with a
@@ -192,33 +196,13 @@ class CheckedReader:
             if len(values) != len(ids):
                 problem = f"too many or too few values {for_field}"
                 raise self._result_error(problem, ids, fields, counted(len(values), "value"))
-        return {
-            name: self._fill_missing(name, columns[name], ids, missing.get(name)) for name in fields
-        }
+        return {name: self._protected(columns[name]) for name in fields}
 
-    def _fill_missing(
-        self, name: str, values: Sequence[Any], ids: Int64s, missing: Any
-    ) -> Sequence[Any]:
-        """Return the values of a field, with `missing` in place of None.
-
-        Arrays become read-only views, since the user's reader may keep their memory.
-
-        Raises:
-            LoaderError: a value is None, and `missing` is None too.
-        """
+    def _protected(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return values with read-only views of arrays, unless the user's reader is `fresh`."""
         if isinstance(values, np.ndarray) and values.dtype != object:
-            # The reader says by `fresh = True` that it does not keep the arrays that it returns.
             return values if self._fresh else read_only(values)
-        filled = [missing if value is None else value for value in values]
-        for position, value in enumerate(filled):
-            if value is None:
-                where = self._source.describe(int(ids[position]))
-                raise LoaderError(
-                    f"{where}: read returned None for the field {name!r}",
-                    advice=f"give the feed a value for it, missing={{{name!r}: …}}, or leave the "
-                    "record out (records= of the sampler)",
-                )
-        return [read_only(value) if isinstance(value, np.ndarray) else value for value in filled]
+        return [read_only(value) if isinstance(value, np.ndarray) else value for value in values]
 
     def _read_error(self, ids: Int64s, fields: Sequence[str], error: Exception) -> LoaderError:
         """Return the error for an exception that the user's `read` of several records has raised.
@@ -256,8 +240,8 @@ class CheckedReader:
         )
 
 
-def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
-    """Return a reader of the records of a source: an object with the methods of `Reads`.
+def reader_of(source: Source, /, *, checksums: bool = True) -> FieldReader:
+    """Return a reader of the records of a source.
 
     A source is an `Index`, or the user's own data, such as a dataset of PyTorch (`OwnSource`).
     With `checksums`, records are compared with the checksums of the source, if it has any.
@@ -267,17 +251,3 @@ def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
     assert isinstance(source, OwnSource)
     # The user's reader may return anything, so each result is checked.
     return CheckedReader(source.reader(checksums=checksums), source)
-
-
-def read_with_missing(
-    reader: Reads, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any], /
-) -> Mapping[str, Sequence[Any]]:
-    """Read records, and return a dict from each field to its values, in the order of `ids`.
-
-    A record that lacks a field gets the value that `missing` has for this field.
-    """
-    if isinstance(reader, (Reader, CheckedReader)):
-        return reader._read_with_missing(ids, fields, missing)
-    # The reader of a DataLoader worker: it receives the values from the main process, where this
-    # function has replaced those that are missing.
-    return reader.read(ids, fields)

@@ -14,7 +14,7 @@ from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.feed.request import Request
-from twinfeed.loaders.reading.source import Reads
+from twinfeed.loaders.reading.source import FieldReader
 from twinfeed.loaders.support.array_types import Array
 
 
@@ -28,7 +28,7 @@ class Layout:
         specs: by field name, the specs of its tensors: one, or [values, lengths] if it is ragged.
     """
 
-    def __init__(self, feed: Feed, batch_size: int | None, reader: Reads) -> None:
+    def __init__(self, feed: Feed, batch_size: int | None, reader: FieldReader) -> None:
         self.batch_size = batch_size
         recipe = recipe_of(feed)
         # A batch of no samples has the fields and dtypes of every batch.

@@ -32,9 +32,7 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.feed.arguments import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
-from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import read_with_missing
+from twinfeed.loaders.reading.reader import Reader, plan_of_pass
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import end_with_parent
 from twinfeed.loaders.support.system import describe_exit
@@ -102,7 +100,7 @@ class RequestValuesReader:
 
     latest: _RequestWithValues
 
-    def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
+    def read_or_none(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
         """Return a dict from each field to the values of records, which came with the request.
 
         If the main process could not read them, raise its error.
@@ -154,13 +152,14 @@ class PassRequests:
         feed, (epoch, step) = self._feed, self.start
         schedule, epoch_start = self._schedules.of(feed.sampler), epoch * len(feed.sampler)
         fields = stored_fields(feed.index, feed.fields)
-        plan = plan_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
+        plan = plan_of_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
         for request in requests(schedule, epoch, step, seeds=feed.seeded):
-            # The context `ReadStep` prefetches when it is entered, and releases bytes when it is
+            # The context of a step prefetches when it is entered, and releases bytes when it is
             # left. It is entered here, so that the steps are entered in their order. If this
             # process reads the records, `_read` leaves it, on another thread.
             opened_step = ExitStack()
-            opened_step.enter_context(ReadStep(self._reader, epoch_start + request.step, plan))
+            if plan is not None:
+                opened_step.enter_context(plan.step(epoch_start + request.step))
             if self._parent_reads:
                 yield PrefetchedRequest(request, partial(self._read, opened_step))
             else:
@@ -170,16 +169,16 @@ class PassRequests:
     def _read(self, opened_step: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
         """Return a dict from each field to the values of the records of a step.
 
-        The context `ReadStep` prefetches the bytes of coming steps when it is entered, and drops
-        bytes that no later step needs when it is left. It was entered already, on the thread that
-        requests the steps in order, and put into the `ExitStack` `opened_step`. Here, on the thread
-        that reads the step, it is only left.
+        The context of the step was entered already, on the thread that requests the steps in order,
+        and put into the `ExitStack` `opened_step`. Here, on the thread that reads the step, it is
+        only left.
         """
-        with opened_step:  # at its end, leaves the `ReadStep`
+        with opened_step:  # at its end, leaves the context
             if self.cancelled:  # nobody receives the error: the pass has ended
                 raise LoaderError("the pass was cancelled")
-            arguments = self._reader, records, self._feed.fields, self._feed.missing
-            return self._meter.timed("reading", read_with_missing, *arguments)
+            return self._meter.timed(
+                "reading", self._reader.read_or_none, records, self._feed.fields
+            )
 
     def __len__(self) -> int:
         return len(self._feed.sampler)

@@ -124,14 +124,14 @@ def test_fault_53_thousand_shards_are_read_under_ulimit_64(tmp_path: Path) -> No
         from twinfeed.loaders.building.build import build_index
         from twinfeed.loaders.reading.reader import Reader
         from twinfeed.loaders.reading.prefetch.schedule import Schedule
-        from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
+        from twinfeed.loaders.reading.reader import plan_of_pass
         from twinfeed.samplers import BatchSampler, RandomSampler
         index = build_index(f"{sys.argv[1]}/*.tar", f"{sys.argv[1]}/x.index")
         ids = np.random.default_rng(0).permutation(1000)
         with Reader(index) as reader, ThreadPoolExecutor(4) as pool:
             got = list(pool.map(lambda part: reader.read(part)["txt"], np.split(ids, 20)))
             stream = Schedule(BatchSampler(RandomSampler(1000, seed=0), batch_size=500))
-            with ReadStep(reader, 0, plan_pass(reader, stream, ["txt"], 0, 10**9)):
+            with plan_of_pass(reader, stream, ["txt"], 0, 10**9).step(0):
                 pass
         assert sum(got, []) == [b"%d" % n for n in ids]
         print("all", len(index))

@@ -29,6 +29,7 @@ from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.manifest import MANIFEST, VERSION, file_digest, json_digest
 from twinfeed.loaders.index.options import Reading, ReadingOptions
 from twinfeed.loaders.packing._compressed import decompressed_samples
+from twinfeed.loaders.reading.missing import fill_missing
 from twinfeed.loaders.reading.prefetch.read_plan import (
     NO_BLOCK,
     Fetch,
@@ -37,7 +38,7 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
 )
 from twinfeed.loaders.reading.prefetch.schedule import Schedule, of_all_ranks
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import Reads, read_with_missing, reader_of
+from twinfeed.loaders.reading.source import FieldReader, reader_of
 from twinfeed.loaders.storage import _http_connections, open_store, retries
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.url import Location, unquoted

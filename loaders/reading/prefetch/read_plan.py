@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -69,15 +70,31 @@ class Release(NamedTuple):
     last_steps: Sequence[tuple[int, int]]
 
 
+class PlannedFiles(Protocol):
+    """The files of a reader, which fetch and release the ranges of a plan."""
+
+    def start_plan(self, previous_end: int | None, /) -> None:
+        """Begin a new plan; keep ranges of the plan before until step `previous_end`."""
+
+    def are_cached(self, ranges: FileRanges, /) -> bool:
+        """Return whether the ranges are in the page cache already, as far as a few of them say."""
+
+    def apply(self, event: Fetch | Release, /) -> None:
+        """Fetch the ranges of a `Fetch`, without waiting, or note those of a `Release`."""
+
+    def release_before(self, step: int, /) -> None:
+        """Release the ranges that only steps before `step` use."""
+
+
 class ReadPlan:
     """Plan which ranges a stream reads: events to fetch and release ranges, ahead of each batch.
 
-    The plan itself reads nothing. The caller takes the `next_events` at each step, and fetches
-    their ranges. A block of records that are read around the same time is fetched as a whole before
+    The plan itself reads nothing. Its `files` fetch the ranges of the `next_events` where a `step`
+    begins. A block of records that are read around the same time is fetched as a whole before
     its first use; other records are fetched one by one. About `limit` bytes are fetched ahead of
     the batches that are read; the last batch may exceed the limit. `limit=0` disables the plan. If
-    no limit is given and the data fit in memory, the plan starts with `check_page_cache`: whoever
-    receives the first event disables the plan if its ranges are in the page cache already.
+    no limit is given and the data fit in memory, the plan starts with `check_page_cache`: it is
+    disabled if the ranges of its first event are in the page cache already.
 
     Consecutive epochs share a plan (`continue_at`), so that prefetching continues over the end of
     an epoch. After the last epoch, about `limit` bytes have been read that nobody uses. An
@@ -97,10 +114,16 @@ class ReadPlan:
     """
 
     def __init__(
-        self, index: Index, fields: Sequence[str], schedule: Schedule, start: int, limit: int | None
+        self,
+        index: Index,
+        fields: Sequence[str],
+        schedule: Schedule,
+        start: int,
+        limit: int | None,
+        files: PlannedFiles | None = None,
     ) -> None:
         self.schedule, self.fields, self.limit = schedule, fields, LIMIT if limit is None else limit
-        self._index, self._gap = index, gap_of(index)
+        self._index, self._gap, self._files = index, gap_of(index), files
         self._sampler, self._epoch_steps = schedule.sampler, max(1, len(schedule.sampler))
         self._may_be_cached = limit is None and not index.remote and not exceeds_memory(index)
         self._min_request_cost = _MIN_REQUEST_COST if limit is None and index.remote else 0
@@ -129,8 +152,8 @@ class ReadPlan:
         self._end = self._epoch_end + (epochs - 1) * self._epoch_steps
         self.enabled = self.limit > 0  # the bytes to fetch ahead; a limit of 0 disables the plan
         # Local data that fit in memory may be in the page cache already, and prefetching would only
-        # cost time. If True, the reader of local files looks into the page cache at the first
-        # `Fetch`, and if it finds the ranges there, it sets `enabled` to False.
+        # cost time. If True, the first `Fetch` is looked up in the page cache: if its ranges are
+        # there, the plan is disabled.
         self.check_page_cache = self._may_be_cached
         self._steps_in_progress: set[int] = set()  # the steps that threads are reading now
         self._last_started = start - 1  # no step of this pass has started
@@ -151,6 +174,33 @@ class ReadPlan:
         # Epochs follow one another, so fetch batches of the epoch after this one too.
         self._start_pass(start, epochs=1 if self._sampler.evaluation else 2)
         return True
+
+    @contextmanager
+    def step(self, step: int, /) -> Iterator[None]:
+        """Enter the context in which the batch of a global step is read.
+
+        Where it begins, the ranges of coming batches are requested, without waiting, unless another
+        thread is doing so. Where it ends, also by an exception, the bytes are released that only
+        this step and earlier ones have used.
+        """
+        assert self._files is not None
+        self.step_started(step)
+        if self.enabled and self.events_lock.acquire(blocking=False):
+            try:
+                for event in self.next_events(step):
+                    if self.check_page_cache and isinstance(event, Fetch):
+                        self.check_page_cache = False
+                        self.enabled = not self._files.are_cached(event.ranges)
+                    if self.enabled:
+                        self._files.apply(event)
+            except Exception:  # the error of a coming batch is raised when that batch is read
+                self.enabled = False
+            finally:
+                self.events_lock.release()
+        try:
+            yield
+        finally:
+            self._files.release_before(self.step_finished(step))
 
     def step_started(self, step: int, /) -> None:
         """Record that the reading of the batch of a step begins."""

@@ -171,7 +171,7 @@ REFUSED: Refused = [
     (
         batch(DatasetSource([{"x": 1}] * 23 + [{"x": None}]), 2),
         LoaderError,
-        "record 23 of a list: .*None",
+        "record 23 of a list lacks the field 'x'",
     ),
     (
         batch(DatasetSource(Flipped())),
@@ -247,7 +247,7 @@ REFUSED: Refused = [
     (
         batch(Giving(lambda ids: {"word": [None if n == 7 else b"" for n in ids]})),
         LoaderError,
-        "word number 7: read returned None for the field 'word'",
+        "word number 7 lacks the field 'word'",
     ),
     (
         batch(Giving(lambda ids: {"word": [{}[n] if n == 7 else b"" for n in ids]})),

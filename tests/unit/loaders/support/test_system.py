@@ -35,7 +35,7 @@ PLAIN = """
     import twinfeed.loaders as loaders
     from twinfeed.loaders.support.system import processors
     from twinfeed.loaders.reading.prefetch.schedule import Schedule
-    from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
+    from twinfeed.loaders.reading.reader import plan_of_pass
     from twinfeed.samplers import BatchSampler, SequentialSampler
     from twinfeed.loaders.command_line import main
 
@@ -49,7 +49,7 @@ PLAIN = """
         index = loaders.pack(words, container, container=container)["data"]
         with loaders.Reader(index) as reader:
             stream = Schedule(BatchSampler(SequentialSampler(100), batch_size=50))
-            with ReadStep(reader, 0, plan_pass(reader, stream, ["word"], 0, 1000)):
+            with plan_of_pass(reader, stream, ["word"], 0, 1000).step(0):
                 assert reader.read([99, 0])["word"] == [b"99", b"0"]
         assert main(["verify", f"{container}/data.index", "-q"]) == 0
     assert processors() == os.cpu_count()

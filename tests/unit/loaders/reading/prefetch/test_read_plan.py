@@ -392,7 +392,7 @@ def test_reading_into_next_epoch_does_not_move_the_loader(
     monkeypatch.setattr(
         local.LocalFiles,
         "apply",
-        lambda _self, _plan, event: steps.extend(event.ranges["step"]),
+        lambda _self, event: steps.extend(event.ranges["step"]),
     )
     with NumpyLoader(feed, prefetch=prefetch, readahead=30 * RECORD) as loader:
         for epoch in (0, 1, 2, 9, 10):
