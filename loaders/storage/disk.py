@@ -48,9 +48,9 @@ class Disk:
 
     The file "used" has the total size of all entries. Entries are written, and the total is
     changed, under a lock of this file. The total grows before an entry is there, and shrinks after
-    one is deleted, so a killed process may leave a total that is too high, but never too low. It is
-    counted again when the cache is full. An entry is written as the file "writing" and renamed: the
-    next process overwrites what a killed process has left there.
+    one is deleted, so a killed process may leave a total that is too high, but never too low. A
+    process that first finds the cache full counts again. An entry is written as the file "writing"
+    and renamed: the next process overwrites what a killed process has left there.
 
     On a file system without locks, several processes may together exceed the limit for a while.
     """
@@ -141,7 +141,8 @@ class Disk:
         """
         used, most = self._load_used(), self._limit - size
         if used > most and not self.full:
-            used = self._recount()
+            if not self._full_until:  # this takes seconds in a large cache, so do it once
+                used = self._recount()
             for last_use, folder in self._folders():
                 if used > most and last_use < time.time() - _UNUSED_SECONDS:
                     used -= sum(map(_delete, _entries(folder)))
