@@ -6,6 +6,8 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from math import inf
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
@@ -102,21 +104,29 @@ class Replacements:
         entries = StepSchedule.parse("replaced", schedule, check)
         #: What a state compares.
         self.parameters = {field: e for field, e in entries.parameters("replaced").items() if e}
-        goods_of: dict[int, list[int]] = {}
-        by_step = []
-        for entry in entries.values:  # an entry adds to those before it
-            goods_of = goods_of | {bad: goods for bad, *goods in entry}
-            pairs = [(bad, good) for bad, goods in goods_of.items() for good in goods]
-            _refuse(pairs, "is replaced itself", (good in goods_of for _, good in pairs))
-            by_step.append(goods_of)
-        self._by_step = StepSchedule(entries.starts, by_step)
-        self._bad = np.array(sorted(goods_of), np.int64)
-        pairs = [(bad, good) for entry in entries.values for bad, *goods in entry for good in goods]
-        bads, goods = np.array(pairs, np.int64).reshape(-1, 2).T
+        # For each bad id, the steps from which on it has other good ids: [(step, good ids)].
+        self._history: dict[int, list[tuple[float, list[int]]]] = {}
+        for start, entry in zip(entries.starts, entries.values, strict=True):
+            for bad, *goods in entry:
+                self._history.setdefault(bad, []).append((start, goods))
+        self._bad = np.array(sorted(self._history), np.int64)
+        self._check_goods(sampler)
+
+    def _check_goods(self, sampler: BatchStream) -> None:
+        """Raise ValueError unless good ids are drawn, stay, and are of the kind of the bad ones."""
+        pairs, chained = [], []
+        for bad, history in self._history.items():
+            for (_, goods), (stop, _) in pairwise([*history, (inf, [])]):
+                pairs += [(bad, good) for good in goods]
+                # A good id is bad from its own first step on, which may be after the last use.
+                chained += [self._history.get(good, [(inf, [])])[0][0] < stop for good in goods]
+        _refuse(pairs, "is replaced itself", chained)
+        bad_ids, good_ids = np.array(pairs, np.int64).reshape(-1, 2).T
         if sampler.traits.record_ids is not None:
-            is_drawn = np.isin(sampler.records(goods), sampler.traits.record_ids)
+            is_drawn = np.isin(sampler.records(good_ids), sampler.traits.record_ids)
             _refuse(pairs, "never comes", ~is_drawn)
-        _refuse(pairs, "is of another class, data set or cost", ~sampler._are_alike(bads, goods))
+        is_alike = sampler._are_alike(bad_ids, good_ids)
+        _refuse(pairs, "is of another class, data set or cost", ~is_alike)
 
     def apply(
         self, stream: BatchStream, first_step: int, batches: list[Int64s], lows: Int64s
@@ -128,12 +138,11 @@ class Replacements:
         whole = copy.copy(stream)
         whole.rank, whole.world_size, whole._replacements = 0, 1, None
         for i in [i for i, ids in enumerate(batches) if np.isin(ids, self._bad).any()]:
-            epoch, step = divmod(first_step + i, len(stream))
-            goods_of = self._by_step.values[self._by_step.index_at(first_step + i)]
-            ids = whole.batch(epoch, step)
-            for k in np.flatnonzero(np.isin(ids, list(goods_of))):
-                goods = goods_of[int(ids[k])]
-                ids[k] = next((good for good in goods if good not in ids), goods[0])
+            ids = whole.batch(*divmod(first_step + i, len(stream)))
+            for k in np.flatnonzero(np.isin(ids, self._bad)):
+                history = self._history[int(ids[k])]
+                for goods in [goods for start, goods in history if start <= first_step + i][-1:]:
+                    ids[k] = next((good for good in goods if good not in ids), goods[0])
             batches[i][:] = ids[lows[i] : lows[i] + len(batches[i])]
 
 

@@ -71,7 +71,9 @@ def closest_name(name: str, names: Sequence[str], /) -> str:
     ('did you mean batch_size=', 'its options are batch_size, seed')
     """
     closest = get_close_matches(name.lower(), names, 1)
-    return f"did you mean {closest[0]}=" if closest else f"its options are {', '.join(names)}"
+    if closest:
+        return f"did you mean {closest[0]}="
+    return f"its options are {', '.join(names) or 'none'}"
 
 
 def as_int(name: str, value: SupportsIndex) -> int:
