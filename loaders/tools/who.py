@@ -84,7 +84,7 @@ class FeedDifference(Answer):
     """The first step at which two feeds have other records. `diff` returns it.
 
     Attributes:
-        step: the first step that differs; None if an epoch of batches is the same.
+        step: the first step that differs; None if two epochs of batches are the same.
         findings: what the batches depend on, and differs: seed, sampler, schedule or index.
 
     >>> print(FeedDifference("3a and 3b", ["step 1 differs"], 1, ["seed: seed is 0 and 1"]))
@@ -199,8 +199,8 @@ def when(feed: Feed, record: int | str, /, *, until: int) -> RecordSteps:
 def diff(first: Feed, second: Feed, /) -> FeedDifference:
     """Return the first step at which two feeds have other records, and why.
 
-    Nothing is read. What the batches depend on is compared, by name. If the samplers differ, an
-    epoch of batches is drawn, from the first step at which they may differ. The format of the
+    Nothing is read. What the batches depend on is compared, by name. If the samplers differ, two
+    epochs of batches are drawn, from the first step at which they may differ. The format of the
     shards makes no difference. Functions such as `decode` are not compared.
 
     Returns:
@@ -230,10 +230,11 @@ def diff(first: Feed, second: Feed, /) -> FeedDifference:
     differing = [name for name in names if values[name][0] != values[name][1]]
     findings = [f"{_kind(n)}: {n} is {values[n][0]!r} and {values[n][1]!r}" for n in differing]
     start = min(map(first_step, differing), default=0)
-    stop = start + max(len(first), len(second)) if differing else start
+    # Two epochs, since one from its middle on may lack a record that a later one has.
+    stop = start + 2 * max(len(first), len(second)) if differing else start
     step = next((n + 1 for n in range(start, stop) if _differ(first, second, n)), None)
     step = 1 if any(_kind(name) == "index" for name in differing) else step
-    same = "the same records in " + ("all steps of an epoch, but" if findings else "every step")
+    same = "the same records in " + (f"the steps up to {stop}, but" if findings else "every step")
     lines = [same if step is None else f"step {step} differs", *map("  {}".format, findings)]
     return FeedDifference(" and ".join(map(_fingerprint, fields)), lines, step, findings)
 

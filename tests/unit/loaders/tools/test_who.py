@@ -31,6 +31,7 @@ from twinfeed import (
     build_index,
     diff,
     pack,
+    replaced,
     when,
     who,
 )
@@ -193,7 +194,16 @@ def test_diff_draws_to_the_first_batch_that_differs() -> None:
     assert diff(Feed(SOURCE, drop), Feed(SOURCE, keep)).step == 3
     found = diff(Feed(SOURCE, keep), Feed(SOURCE, ExactOnceBatchSampler(10, batch_size=4)))
     assert (found.ok, found.step) == (False, None)
-    assert "the same records in all steps of an epoch, but\n  sampler: " in str(found)
+    assert "the same records in the steps up to 6, but\n  sampler: " in str(found)
+
+
+@pytest.mark.parametrize("record", range(10))
+def test_diff_finds_a_record_that_comes_late_after_a_change(record: int) -> None:
+    """From the middle of an epoch, up to two epochs on."""
+    others = [other for other in range(10) if other != record]
+    after = replaced(SAMPLER, {4: {record: others[:5]}})
+    differ = [n for n in range(4, 12) if record in SAMPLER.batch(*divmod(n, 3))]
+    assert diff(FEED, Feed(SOURCE, after)).step == differ[0] + 1
 
 
 @pytest.mark.parametrize(
