@@ -37,8 +37,8 @@ examples:
   twinfeed cat data/train.index 0 17
   twinfeed verify data/train.index --jobs 4
 
-exit status: 0 all is well, 1 data are bad, missing or changed (or verify, compare, plan or diff
-found something), 2 wrong usage, 130 interrupted
+exit status: 0 all is well, 1 data are bad, missing or changed (or verify, compare or diff found
+something), 2 wrong usage, 130 interrupted
 """
 
 

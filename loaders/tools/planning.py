@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import shlex
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from twinfeed.loaders.batches.feed import Feed, index_of
 from twinfeed.loaders.feed.arguments import stored_fields
-from twinfeed.loaders.feed.shuffling import records_per_block
-from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import exceeds_memory, record_bytes
-from twinfeed.loaders.packing import SHARD_BYTES
 from twinfeed.loaders.reading.prefetch.block_uses import (
     BlockUses,
     most_open,
@@ -23,21 +17,11 @@ from twinfeed.loaders.reading.prefetch.block_uses import (
 )
 from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan, gap_of
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.support import system
-from twinfeed.samplers import BatchStream, validate
+from twinfeed.samplers import validate
 from twinfeed.samplers.validate import counted
 
 # The most samples that are drawn. A longer epoch is estimated from their second half.
 _MAX_SAMPLES = 1 << 19
-
-# In bytes. A smaller request has more latency than transfer time: on a disk, and in a bucket.
-_SMALL_REQUEST, _SMALL_REMOTE_REQUEST = 1 << 16, 1 << 20
-
-# Small shards are reported if there are this many times as many as needed.
-_MAX_SHARDS_PER_NEEDED = 16
-
-# In bytes. If all shards together are smaller, `shuffled` makes short blocks of them.
-_SMALL_DATA = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -51,13 +35,11 @@ class Plan:
         read_bytes: the bytes of these ranges. A disk cache of remote shards reads whole chunks.
         used_bytes: the bytes of the fields that batches take.
         memory_bytes: the memory needed so that nothing is read twice: for the open blocks, and for
-            what is prefetched. It is page cache, or with `remote` the process's own.
+            what is prefetched. It is page cache, or the process's own if the shards are at a URL.
         exact: whether the whole epoch was drawn. Otherwise requests and bytes are estimated from a
             part.
-        findings: what to change, a sentence each, if the store can never be fast.
         shards: how many shards there are.
         shard_bytes: the median of their sizes. 0 for loose files.
-        remote: whether the shards are at a URL.
 
     >>> Plan(1, 10, 2, 500, 400, 100).amplification
     1.25
@@ -70,15 +52,8 @@ class Plan:
     used_bytes: int
     memory_bytes: int
     exact: bool = True
-    findings: list[str] = field(default_factory=list, hash=False)
     shards: int = 0
     shard_bytes: int = 0
-    remote: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is nothing to change."""
-        return not self.findings
 
     @property
     def amplification(self) -> float:
@@ -87,21 +62,17 @@ class Plan:
 
     def __str__(self) -> str:
         """Return the plan as lines of text."""
-        about = "" if self.exact else "about "
-        request = _format_bytes(self.read_bytes / max(1, self.requests))
+        about, mean = "" if self.exact else "about ", self.read_bytes / max(1, self.requests)
         read, used = _format_bytes(self.read_bytes), _format_bytes(self.used_bytes)
-        memory, shard = _format_bytes(self.memory_bytes), _format_bytes(self.shard_bytes)
-        lines = [f"an epoch of {counted(self.batches, 'batch')}, {counted(self.samples, 'sample')}"]
-        if self.shards:
-            lines.append(f"  shards     {self.shards:,}, {shard} each (median)")
-        lines.append(f"  requests   {about}{self.requests:,}, {request} each")
-        times = f"{self.amplification:.2f} times the {used} that batches use"
-        if self.amplification > 1.5:
-            times += ": a request also brings the headers, fields and records between"
-        lines.append(f"  read       {about}{read}, {times}")
-        owner = "the process" if self.remote else "page cache"
-        lines.append(f"  memory     {memory} of {owner}, so that nothing is read twice")
-        return "\n".join([*lines, *(f"  advice     {finding}" for finding in self.findings)])
+        times = f"{self.amplification:.2f}"
+        shards = f"  shards     {self.shards:,}, {_format_bytes(self.shard_bytes)} each (median)\n"
+        return (
+            f"an epoch of {counted(self.batches, 'batch')}, {counted(self.samples, 'sample')}\n"
+            f"{shards if self.shards else ''}"
+            f"  requests   {about}{self.requests:,}, {_format_bytes(mean)} each\n"
+            f"  read       {about}{read}, {times} times the {used} that batches use\n"
+            f"  memory     {_format_bytes(self.memory_bytes)}, so that nothing is read twice"
+        )
 
 
 def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
@@ -123,7 +94,7 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
       shards     1, 93 kB each (median)
       requests   2, 46 kB each
       read       93 kB, 1.03 times the 90 kB that batches use
-      memory     93 kB of page cache, so that nothing is read twice
+      memory     93 kB, so that nothing is read twice
     """
     index, sampler = index_of(feed, "plan"), feed.sampler
     fields = stored_fields(index, feed.fields)
@@ -143,7 +114,7 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
     memory = min(stored, read, int(read_per_record * open_records) + limit)
     if not index.remote and not exceeds_memory(index):  # pages stay in memory once they were read
         read = min(read, stored)
-    result = Plan(
+    return Plan(
         batches=len(sampler),
         samples=int(share * samples),
         requests=requests,
@@ -153,9 +124,7 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
         exact=steps == len(sampler),
         shards=0 if index.container == "files" else len(index.shards),
         shard_bytes=int(np.median(index.shards["bytes"])),
-        remote=index.remote,
     )
-    return replace(result, findings=list(_findings(index, sampler, result)))
 
 
 def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
@@ -219,49 +188,6 @@ def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
     scale = (epoch_steps - middle) / max(1, counted_steps - middle)  # 950 / 50
     requests, read_bytes = counts_at_middle + scale * (counts - counts_at_middle)
     return round(requests), round(read_bytes)
-
-
-def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]:
-    """Yield a sentence of advice for each reason why reading an epoch would be slow.
-
-    The reasons are small shards, small requests, ranks that all read each block, and blocks that
-    take too much memory.
-    """
-    total, memory = int(index.shards["bytes"].sum()), system.memory()
-    request_bytes = result.read_bytes / max(1, result.requests)
-    small = _SMALL_REMOTE_REQUEST if index.remote else _SMALL_REQUEST
-    enough_shards = max(1, math.ceil(total / SHARD_BYTES))
-    if result.shard_bytes < small and result.shards >= _MAX_SHARDS_PER_NEEDED * enough_shards:
-        container = " --container tar" if index.container == "tar" else ""
-        yield (
-            f"no request is longer than a shard, and half of all shards are of "
-            f"{_format_bytes(result.shard_bytes)} or less: repack {result.shards:,} shards to "
-            f"{enough_shards:,}, twinfeed pack {shlex.quote(index.where)} FOLDER{container}"
-        )
-    elif result.requests > 1 and request_bytes < small and (index.remote or exceeds_memory(index)):
-        # `shuffled` reads blocks of records, each with one request, at most a whole shard.
-        block_bytes = int(records_per_block(index, len(index)) * record_bytes(index))
-        shuffled_request = min(result.shard_bytes, block_bytes)
-        size, reads_blocks = _format_bytes(shuffled_request), sampler.traits.reads_blocks
-        advice = f"take shuffled(index, seed=…), which requests about {size} at a time"
-        if reads_blocks:
-            advice = "take blocks of about 4 MB, and shards of many blocks"
-        if total >= _SMALL_DATA or (not reads_blocks and shuffled_request >= 2 * request_bytes):
-            yield (
-                f"a request of {_format_bytes(request_bytes)} at a random offset has more latency "
-                f"than transfer time, however many run at once: {advice}"
-            )
-    # Bytes are read for other ranks too: a rank reads whole blocks, and uses its part of them.
-    if sampler.world_size > 1 and result.amplification > 1.5:
-        yield (
-            f"each of {sampler.world_size} ranks reads every block: set sections= of the sampler "
-            f"to a multiple of {sampler.world_size}"
-        )
-    if 2 * result.memory_bytes > memory:  # half of the memory is for everything else
-        yield (
-            f"an epoch needs {_format_bytes(result.memory_bytes)} of memory, and this process may "
-            f"use {_format_bytes(memory)}: take a smaller window"
-        )
 
 
 def _format_bytes(number: float) -> str:

@@ -64,6 +64,6 @@ def train(index: Index) -> npt.NDArray[np.int64]:
     for other in NumpyLoader(Feed(index, whole, decode=decode).shard(0, 2)):
         print(other["id"], other.keys())
     order = SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=0))
-    print(plan(Feed(index, BatchSampler(order, batch_size=32))).findings)
+    print(plan(Feed(index, BatchSampler(order, batch_size=32))).amplification)
     print(shuffled(index, seed=0).num_records)
     return seen
