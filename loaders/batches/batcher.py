@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,6 @@ from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.arguments import (
     TRANSFORM_EXTRAS,
     Batch,
-    check_unreserved,
     column_advice,
     stored_fields,
 )
@@ -57,6 +58,8 @@ Rows = Array | list[str]
 
 Mask = npt.NDArray[np.bool_]
 """bool[batch], False for padding."""
+
+_is_none = partial(operator.is_, None)
 
 IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
@@ -160,7 +163,10 @@ class Batcher(Closing):
         # To decode it once saves more than the copies.
         if self._fields_in_place and len(set(records.tolist())) == len(records):
             return self._decoded_in_place(records)
-        samples = self._decoded_samples(request, cached=cached)
+        if cached and self.cache is not None:
+            samples = self.cache.get(request)
+        else:
+            samples = self.decoded(records)
         if recipe.transform is not None:
             samples = self.meter.timed("transforming", self.transformed, samples, request, rows)
         return self._by_field(records, samples)
@@ -170,11 +176,21 @@ class Batcher(Closing):
         return samples_of(self._read(records)) if self.recipe.fields else [{} for _ in records]
 
     def decoded(self, records: Int64s, /) -> list[Fields]:
-        """Read and decode records. The arrays are read-only if samples share them."""
-        samples: list[Fields] = [*self.stored(records)]
-        if self.recipe.decode is not None:
-            samples = self._decode_each(self.recipe.decode, records, samples)
-        return [*map(_with_read_only_arrays, samples)] if self.recipe.shares_arrays else samples
+        """Read and decode records; return the sample of each.
+
+        If samples may share arrays, a record that comes several times is decoded once, and the
+        arrays are read-only.
+        """
+        shares = self.recipe.shares_arrays
+        distinct, positions = np.unique(records, return_inverse=True) if shares else (records, None)
+        samples: Sequence[Fields] = self.stored(distinct)
+        if decode := self.recipe.decode:
+            inputs = "decode", decode, distinct, samples
+            samples = self.meter.timed("decoding", self._call_each, *inputs)
+        if positions is None:
+            return [*samples]
+        protected = [*map(_with_read_only_arrays, samples)]
+        return [protected[position] for position in positions]
 
     def transformed(
         self, samples: Sequence[Fields], request: Request, rows: Mapping[str, Rows], /
@@ -188,11 +204,6 @@ class Batcher(Closing):
             DecodeError: the transform failed, or changed an extra.
         """
         recipe, seeds = self.recipe, request.seeds
-        # Names that the transform gets from elsewhere must not be fields.
-        advice = "give it another name in decode"
-        check_unreserved("field", samples[0], recipe.side, "the name of a side table", advice)
-        use = "a name that the loader itself gives to every sample"
-        check_unreserved("field", samples[0], TRANSFORM_EXTRAS, use, advice)
         assert recipe.transform is not None
         assert seeds is not None  # requests have seeds if the feed has a transform
         extras: dict[str, Iterable[Any]] = {
@@ -223,19 +234,6 @@ class Batcher(Closing):
         values = self.meter.timed("reading", self._reader.read_or_none, records, recipe.fields)
         return fill_missing(recipe.index, records, values, recipe.missing)
 
-    def _decoded_samples(self, request: Request, *, cached: bool) -> list[Fields]:
-        """Return the decoded samples of a request, from the cache if `cached` and if there is one.
-
-        If samples may share arrays, a record that the request has several times is decoded once.
-        """
-        if cached and self.cache is not None:
-            return self.cache.get(request)
-        if not self.recipe.shares_arrays:
-            return self.decoded(request.records)
-        distinct, positions = np.unique(request.records, return_inverse=True)
-        decoded = self.decoded(distinct)
-        return [decoded[position] for position in positions]
-
     def _decoded_in_place(self, records: Int64s) -> Values:
         """Decode records directly into the rows of new arrays, which saves a copy of each image.
 
@@ -254,20 +252,14 @@ class Batcher(Closing):
         }
         slots = samples_of(arrays)  # for each sample, a dict of its row in each array
         into = getattr(self.recipe.decode, "into")  # noqa: B009, decode has it, but not its type
-        samples = self._decode_each(into, records, self.stored(records), slots)
+        inputs = "decode", into, records, self.stored(records), slots
+        samples = self.meter.timed("decoding", self._call_each, *inputs)
         values = self._by_field(records, samples)
         for name, array in arrays.items():
             # If decode has returned the row object of each record, all values are in the array.
             if all(sample[name] is slot[name] for sample, slot in zip(samples, slots, strict=True)):
                 values[name] = array  # type: ignore[assignment]
         return values
-
-    def _decode_each(
-        self, decode: Callable[..., Fields], records: Int64s, *arguments: Sequence[Any]
-    ) -> list[Fields]:
-        """Call decode, or `decode.into`, for the stored sample of each record."""
-        inputs = "decode", decode, records, *arguments
-        return [*self.meter.timed("decoding", self._call_each, *inputs)]
 
     def _call_each(
         self,
@@ -292,11 +284,14 @@ class Batcher(Closing):
         calls = [*zip(records, *arguments, strict=True)]
         num_threads = min(self.threads, len(calls))
         if num_threads < 2:
-            return _run(call, calls)
-        calls_of_threads = [calls[thread::num_threads] for thread in range(num_threads)]
+            return [*starmap(call, calls)]
+
+        def run(thread: int) -> list[dict[str, Any]]:
+            """Make the calls of one thread, one after another."""
+            return [*starmap(call, calls[thread::num_threads])]
+
         results: list[Any] = [None] * len(calls)
-        run = partial(_run, call)
-        for thread, thread_results in enumerate(self._pool().map(run, calls_of_threads)):
+        for thread, thread_results in enumerate(self._pool().map(run, range(num_threads))):
             results[thread::num_threads] = thread_results
         return results
 
@@ -306,14 +301,10 @@ class Batcher(Closing):
         Raises:
             DecodeError: a value is None, or samples have different fields.
         """
-        index, fields = self.recipe.index, samples[0].keys()
+        fields = samples[0].keys()
         for sample, record in zip(samples, records, strict=True):
-            check_values(self.recipe, record, sample)
-            if sample.keys() != fields:
-                raise DecodeError(
-                    f"{index.describe(record)}: {self.recipe.last_function} returned the fields "
-                    f"{sorted(sample)}, but {sorted(fields)} for another record"
-                )
+            if sample.keys() != fields or any(map(_is_none, sample.values())):
+                check_sample(self.recipe, record, sample, fields)
         return {field: [sample[field] for sample in samples] for field in fields}
 
     def _collate(self, request: Request, rows: Mapping[str, Rows], values: Values) -> Batch:
@@ -457,11 +448,6 @@ def call_for_record(
         ) from error
 
 
-def _run(call: Callable[..., Any], calls: Iterable[Sequence[Any]]) -> list[Any]:
-    """Make the calls of one thread, one after another."""
-    return [call(*arguments) for arguments in calls]
-
-
 def _hint(index: Source, error: Exception, sample: Fields) -> str:
     """Return text to add to the message of an error in a user's function, or "".
 
@@ -475,14 +461,19 @@ def _hint(index: Source, error: Exception, sample: Fields) -> str:
     return f"; it was given {sorted(sample)}{column_advice(index, error.args)}"
 
 
-def check_values(recipe: Recipe, record: int, sample: Fields, /) -> None:
-    """Raise DecodeError if the last of the user's functions has returned None for a field."""
+def check_sample(recipe: Recipe, record: int, sample: Fields, fields: Collection[str], /) -> None:
+    """Raise DecodeError if the user's last function returned None for a field, or other fields."""
+    returned = f"{recipe.index.describe(record)}: {recipe.last_function} returned"
     for field, value in sample.items():
         if value is None:
             raise DecodeError(
-                f"{recipe.index.describe(record)}: {recipe.last_function} returned None for field "
-                f"{field!r}: return an empty array or byte string where there is no value"
+                f"{returned} None for field {field!r}: return an empty array or byte string where "
+                f"there is no value"
             )
+    if sample.keys() != set(fields):
+        raise DecodeError(
+            f"{returned} the fields {sorted(sample)}, but {sorted(fields)} for another record"
+        )
 
 
 def _with_read_only_arrays(sample: Fields) -> Fields:

@@ -14,7 +14,7 @@ from twinfeed.loaders.batches._decoded_cache import Fields
 from twinfeed.loaders.batches.batcher import (
     Batcher,
     call_for_record,
-    check_values,
+    check_sample,
     with_private_copies,
 )
 from twinfeed.loaders.batches.recipe import Recipe
@@ -147,7 +147,7 @@ def _probe(draft: Recipe, first: Request, second: Request) -> Fields:
                 _probe_in_place_decode(batcher, first, second, sample)
         if draft.transform is not None:
             sample = _probe_transform(batcher, first, second, sample)
-        check_values(draft, int(first.records[0]), sample)
+        check_sample(draft, int(first.records[0]), sample, sample)
         return sample
 
 
@@ -221,7 +221,11 @@ def _probe_transform(batcher: Batcher, first: Request, second: Request, decoded:
         DecodeError: the transform writes to arrays that other samples share. They are read-only in
             numpy, but `torch.from_numpy(array).add_(1)` ignores this.
     """
-    index, shares = batcher.recipe.index, batcher.recipe.shares_arrays
+    recipe = batcher.recipe
+    index, shares = recipe.index, recipe.shares_arrays
+    # Names that the transform gets from elsewhere must not be fields.
+    advice = "give it another name in decode"
+    check_names("field", decoded, recipe.reserved, advice, side=recipe.side)
     before = array_copy(decoded)
 
     def transform(request: Request) -> Fields:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -262,15 +263,15 @@ def collate(
         raise CollateError(fields, "name them with spec=")
     batch: dict[str, Any] = {}
     for name, field in spec.items():
-        values, mode = columns[name], mode_of(how, name)
+        values, mode = columns[name], collation_of(how, name)
         if is_string(field.dtype):
             batch[name] = _collate_strings(name, values, field)
         elif mode == "stack" or not field.shape:
             batch[name] = _collate_stacked(name, values, field, empty)
-        elif mode == "pad":
-            batch |= _collate_padded(name, values, field, empty, collation_of(how, name))
-        else:
+        elif mode == "ragged":
             batch[name] = _collate_ragged(name, values, field, empty)
+        else:
+            batch |= _collate_padded(name, values, field, empty, mode)
     return batch
 
 
@@ -296,13 +297,13 @@ def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list
     if not field.shape:  # one string for each sample
         if set(map(type, values)) == {string_type}:
             return list(values)
-        return _convert_each(lambda value: _to_string(name, value, string_type), values)
+        return _convert_each(partial(_to_string, name, string_type), values)
 
     def to_strings(value: Any) -> list[Any]:
         """Return the value of a sample as a list of strings."""
         if (items := _items_of(value)) is None:
             raise _wrong_dtype(name, type(value).__name__, f"a list of {string_type.__name__}")
-        return [_to_string(name, item, string_type) for item in items]
+        return [_to_string(name, string_type, item) for item in items]
 
     lists = _convert_each(to_strings, values)
     lengths = [*map(len, lists)]
@@ -310,7 +311,7 @@ def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list
     return Ragged(strings, np.array(lengths, np.int64))
 
 
-def _to_string(name: str, value: Any, string_type: type) -> Any:
+def _to_string(name: str, string_type: type, value: Any) -> Any:
     """Return a string as exactly `string_type` (bytes or str): numpy's strings are subclasses.
 
     Raises:
@@ -383,8 +384,8 @@ def smallest_shape(shape: Shape, /) -> tuple[int, ...]:
     return tuple(size or 0 for size in shape)
 
 
-def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
-    """Return a value as an array that can be cast to the field's dtype without loss.
+def _to_field_array(name: str, dtype: np.dtype[Any], value: Any) -> Array:
+    """Return a value as an array that can be cast to the dtype of its field without loss.
 
     A Python number has no dtype, so for a float32 field 0.1 is accepted, although the cast rounds
     it. An array of float64 is refused.
@@ -392,7 +393,6 @@ def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
     Raises:
         CollateError: the cast would change a value.
     """
-    dtype = dtype_of(field)
     if isinstance(value, (bytes, str)):
         raise _wrong_dtype(name, type(value).__name__, str(dtype))
     if type(value) is np.ndarray and value.dtype == dtype:
@@ -477,7 +477,7 @@ def _to_field_arrays(
     Raises:
         CollateError: the fixed axes differ in length, or do not fit the field's spec.
     """
-    arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)
+    arrays = _convert_each(partial(_to_field_array, name, dtype_of(field)), values)
     # The fixed axes of the spec, (3,), where None would mean any length; and (None,), by which
     # messages describe the variable axes.
     expected, any_length = field.shape[num_variable_axes:], (None,) * num_variable_axes
@@ -523,7 +523,7 @@ def _collate_padded(
     padded_shape = shapes.max(axis=0, initial=0)
     padded_shape[0] += -padded_shape[0] % multiple  # round the first axis up
     out = empty((len(arrays), *padded_shape.tolist()), dtype_of(field))
-    out[...] = _to_field_array(f"Pad of {name}", value, field)
+    out[...] = _to_field_array(f"Pad of {name}", dtype_of(field), value)
     for row, array in zip(out, arrays, strict=True):
         row[tuple(slice(size) for size in array.shape)] = array  # at the start of each axis
     if axes == 1:

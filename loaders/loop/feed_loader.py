@@ -14,7 +14,7 @@ from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.batches.prefetch import Prefetcher, in_order
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Allocate, aligned
-from twinfeed.loaders.feed.request import requests
+from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.reading.prefetch.schedule import Schedules
@@ -128,9 +128,14 @@ class ThreadedLoader(FeedLoader[B]):
         self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)
 
     def _batches(
-        self, epoch: int, start: int, convert: Callable[[Batch], T], *, empty: Allocate = aligned
-    ) -> Generator[T, None, None]:
-        """Yield `convert(batch)` for each batch of an epoch, in order, from step `start` on.
+        self,
+        epoch: int,
+        start: int,
+        convert: Callable[[Batch], Any] | None = None,
+        *,
+        empty: Allocate = aligned,
+    ) -> Generator[Any, None, None]:
+        """Yield `convert(batch)`, or the batch, for each of an epoch, in order, from `start` on.
 
         Each thread makes a whole batch. But if the sampler draws each decoded image several times,
         batches are made one after another, and the threads divide the samples of each batch.
@@ -150,10 +155,10 @@ class ThreadedLoader(FeedLoader[B]):
         ) as batcher:
             batcher.start_pass(schedule, epoch, start, readahead=self.readahead)
             epoch_requests = requests(schedule, epoch, start, seeds=feed.seeded)
-            batches = in_order(
-                lambda request: convert(batcher(request)), epoch_requests, threads=batch_threads
-            )
-            with closing(batches):
+            make: Callable[[Request], Any] = batcher
+            if convert is not None:
+                make = lambda request: convert(batcher(request))  # noqa: E731
+            with closing(in_order(make, epoch_requests, threads=batch_threads)) as batches:
                 yield from batches
 
     def _prefetched(

@@ -232,7 +232,21 @@ class Loader(Closing, Generic[B]):
             warn_unsharded(self._sampler)
         self._current_pass = batches
         try:
-            for batch in self._measure_waiting(batches, num_batches):
+            for _ in count() if num_batches is None else range(num_batches):
+                requested = perf_counter_ns()  # to measure how long the loop waits for the batch
+                try:
+                    batch = next(batches, _END)  # _END if there is no further batch
+                except Exception:
+                    if self._current_pass is batches:
+                        raise
+                    batch = _END  # another thread has closed the pass, which has caused the error
+                too_few_batches = batch is _END and num_batches is not None
+                if too_few_batches or self._current_pass is not batches:
+                    batches.close()
+                    raise RuntimeError(_PASS_WAS_ENDED)
+                if batch is _END:
+                    return
+                self.meter.received(requested)
                 is_last = count_received()
                 yield batch
                 # The body of the user's loop has run. It may have ended the pass, which is an error
@@ -244,33 +258,6 @@ class Loader(Closing, Generic[B]):
         finally:
             if self._current_pass is batches:  # no later pass has begun
                 self._end_pass()
-
-    def _measure_waiting(self, batches: Pass, num_batches: int | None) -> Iterator[Any]:
-        """Yield the batches of a pass, and measure how long the loop waits for each.
-
-        `num_batches` is their number, or None if the iterator decides when the pass ends.
-
-        Raises:
-            RuntimeError: another thread has ended the pass while this one waited for a batch, for
-                example by `close`. Then `self._current_pass` is no longer `batches`, and the
-                iterator raises some error, or has no further batch.
-        """
-        for _ in count() if num_batches is None else range(num_batches):
-            requested = perf_counter_ns()
-            try:
-                batch = next(batches, _END)  # _END if there is no further batch
-            except Exception:
-                if self._current_pass is batches:
-                    raise
-                batch = _END  # another thread has closed the pass, which has caused the error
-            too_few_batches = batch is _END and num_batches is not None
-            if too_few_batches or self._current_pass is not batches:
-                batches.close()
-                raise RuntimeError(_PASS_WAS_ENDED)
-            if batch is _END:
-                return
-            self.meter.received(requested)
-            yield batch
 
     def report(self) -> PassReport:
         """Return how long each stage of the last pass took, so far: see `PassReport`.

@@ -41,4 +41,4 @@ class NumpyLoader(ThreadedLoader[B]):
     def _start_pass(
         self, epoch: int, start: int
     ) -> Prefetcher[Batch] | Generator[Batch, None, None]:
-        return self._prefetched(self._batches(epoch, start, dict))
+        return self._prefetched(self._batches(epoch, start))

@@ -188,7 +188,9 @@ class Reader(Closing):
         for number, name in enumerate(names):
             # `data` has all fields of the first record, then all of the second, and so on.
             field_data, kind = data[number :: len(names)], self.index.fields[name].kind
-            values = field_data if kind == "bytes" else decode_lists(kind, field_data)
+            values: Sequence[Any] = field_data
+            if kind != "bytes":
+                values = decode_lists(kind, field_data)
             if is_missing is not None:
                 of_field = is_missing[number :: len(names)].tolist()
                 values = [None if of_field[n] else value for n, value in enumerate(values)]
