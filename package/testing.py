@@ -176,6 +176,7 @@ def check_feed(feed: Any, /, *, samples: SupportsIndex = 256) -> None:
 
     Raises:
         AssertionError: two results differ; the error names the record and the field.
+        TypeError: what is no feed.
         ValueError: the feed's own trial of the functions has failed.
 
     >>> import numpy as np
@@ -185,8 +186,9 @@ def check_feed(feed: Any, /, *, samples: SupportsIndex = 256) -> None:
     >>> check_feed(Feed({"x": np.arange(8)}, sampler, transform=lambda sample: {"x": sample["x"]}))
     """
     from twinfeed.loaders.batches.batcher import Batcher
-    from twinfeed.loaders.batches.feed import recipe_of
+    from twinfeed.loaders.batches.feed import check_feed, recipe_of
 
+    check_feed(feed)
     remaining = validate.integer("samples", samples, minimum=1)
     with Batcher(recipe_of(feed)) as batcher:
         for request in feed.requests():
@@ -198,35 +200,38 @@ def check_feed(feed: Any, /, *, samples: SupportsIndex = 256) -> None:
 
 def _check_batch(batcher: Any, request: Any) -> None:
     """Raise AssertionError if a sample of a batch, or the batch, is another when made again."""
+    from twinfeed.loaders.batches.repeatability import array_copy, bitwise_equal
+
     real = request.where(request.ids >= 0)
     index = batcher.recipe.index
-    values = batcher.field_values(real, batcher.table_rows(real), cached=False)
-    # Before other calls, which would write to a buffer again.
-    together = {name: [*map(_content, values[name])] for name in values}
+    # A copy, as other calls may write to a buffer again.
+    together = array_copy(batcher.field_values(real, batcher.table_rows(real), cached=False))
     if batcher.recipe.shares_arrays and batcher.recipe.transform is not None:
         _check_not_written(batcher, real)
     for position, record in enumerate(real.records.tolist()):
         single = real.where(np.arange(len(real.ids)) == position)
         separate = batcher.field_values(single, batcher.table_rows(single), cached=False)
         for name in together:
-            same = together[name][position] == _content(separate[name][0])
+            same = bitwise_equal(together[name][position], separate[name][0])
             _law(same, f"{index.describe(record)}: field {name!r} differs alone and in a batch")
     if batcher.recipe.batch_function is not None:
         first, again = batcher(request), batcher(request)
         for name, value in first.items():
-            same = _content(value) == _content(again[name])
+            same = bitwise_equal(value, again[name])
             _law(same, f"batch_transform returned another {name!r} for step {request.step}")
 
 
 def _check_not_written(batcher: Any, real: Any) -> None:
     """Raise AssertionError if transform writes to decoded values that other samples share."""
+    from twinfeed.loaders.batches.repeatability import array_copy, bitwise_equal
+
     decoded = batcher.decoded(real.records)
-    before = [{name: _content(sample[name]) for name in sample} for sample in decoded]
+    before = array_copy(decoded)
     batcher.transformed(decoded, real, batcher.table_rows(real))
-    for record, sample, contents in zip(real.records.tolist(), decoded, before, strict=True):
+    for record, sample, copied in zip(real.records.tolist(), decoded, before, strict=True):
         where = batcher.recipe.index.describe(record)
         for name in sample:
-            same = contents[name] == _content(sample[name])
+            same = bitwise_equal(copied[name], sample[name])
             _law(same, f"{where}: transform wrote to {name!r}, which other samples share")
 
 

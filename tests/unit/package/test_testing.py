@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 from support.own_source import Words
 
+from twinfeed.loaders import Feed
 from twinfeed.samplers import (
     BatchSampler,
+    ExactOnceBatchSampler,
     RandomSampler,
     ReuseSampler,
     SamplerTraits,
+    SequentialSampler,
     ShardShuffleSampler,
 )
-from twinfeed.testing import check_sampler, check_source
+from twinfeed.testing import check_feed, check_sampler, check_source
 
 
 class Fair(RandomSampler):
@@ -222,3 +225,46 @@ def test_check_source_names_a_source_unsafe_for_threads() -> None:
 
     with pytest.raises(AssertionError, match="other values in several threads"):
         check_source(Shared())
+
+
+STREAM = BatchSampler(RandomSampler(12, seed=0), batch_size=5)
+LENGTHS = {"x": [np.arange(n % 3) for n in range(12)], "y": np.arange(12)}
+
+
+def test_check_feed_passes_feeds_of_every_kind() -> None:
+    def of_batch(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+        return {"x": batch["x"], "seed_": np.full(len(batch["y"]), seed % 7)}
+
+    padded = ExactOnceBatchSampler(12, batch_size=5, last_batch="pad")
+    reused = BatchSampler(ReuseSampler(12, reuse=2, live=4, seed=0), batch_size=4)
+    feeds = [
+        Feed(LENGTHS, STREAM, collate={"x": "ragged"}, batch_transform=of_batch),
+        Feed(LENGTHS, padded, collate={"x": "pad"}),
+        Feed({"x": [["a", "b"]] * 12}, STREAM, collate="ragged"),
+        Feed(LENGTHS, reused, decode=dict, transform=lambda s: {"y": s["y"] + s["seed32"] % 3}),
+    ]
+    for feed in feeds:
+        check_feed(feed)
+
+
+def test_check_feed_finds_what_the_first_sample_does_not_show() -> None:
+    calls = iter(range(10**6))
+
+    def late(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"y": sample["y"] + (next(calls) if next(calls) > 25 else 0)}
+
+    def of_batch(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+        return {"y": batch["y"] + (next(calls) if batch["y"][0] > 5 else 0)}
+
+    for functions, word in (
+        ({"transform": late}, r"record \d+ of a dict: field 'y' differs alone and in a batch"),
+        ({"batch_transform": of_batch}, "batch_transform returned another 'y' for step"),
+    ):
+        order = BatchSampler(SequentialSampler(12), batch_size=6)
+        feed: Any = Feed({"y": np.arange(12)}, order, **functions)  # type: ignore[arg-type]
+        with pytest.raises((AssertionError, ValueError), match=word):
+            check_feed(feed)
+    with pytest.raises(TypeError, match="feed must be Feed"):
+        check_feed(STREAM)
+    with pytest.raises(ValueError, match="samples must be at least 1"):
+        check_feed(feed, samples=0)
