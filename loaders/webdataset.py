@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -72,8 +73,7 @@ class SampleLoader(Loader[list[Sample]]):
     def _noted(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Yield samples, and note the key of each."""
         for sample in samples:
-            key = sample.get("__key__") if isinstance(sample, dict) else None
-            self._latest_keys = self._latest_keys[1], key
+            self._latest_keys = self._latest_keys[1], _key_of(sample)
             yield sample
 
     def track(self, loader: Iterable[Any], /) -> Iterator[Any]:
@@ -156,6 +156,7 @@ class _CheckedStage(NamedTuple):
     """A stage of a pipeline, which must give one sample for each, or one batch for a batch of them.
 
     A sample that is dropped would shift all later batches, and the position would be wrong.
+    Samples with their keys are compared by key, so that a stage may read ahead, and else counted.
     """
 
     source: SampleLoader
@@ -164,22 +165,31 @@ class _CheckedStage(NamedTuple):
     def __call__(self, data: Iterable[Any]) -> Iterator[Any]:
         """Run the stage, which is lazy: compare what it takes with what it gives."""
         size, inputs, outputs, ended = self.source._sampler.batch_size, 0, 0, False
+        pending = deque[str]()  # keys of the samples that the stage has taken and not given
 
         def counted() -> Iterator[Any]:
             nonlocal inputs, ended
             for item in data:
                 inputs += 1
+                if (key := _key_of(item)) is not None:
+                    pending.append(key)
                 yield item
             ended = True
 
         for item in DataPipeline().invoke(self.stage, counted()):
             outputs += 1
+            if (key := _key_of(item)) in pending:
+                if (first := pending.popleft()) != key:
+                    raise self._error(inputs, outputs, first)
+                yield item
+                continue
+            pending.clear()
             # `batched` gives a batch when it takes the first sample of the next one.
             if inputs > outputs and inputs - outputs * size not in (0, 1) and not ended:
                 raise self._error(inputs, outputs, self.source._latest_keys[0])
             yield item
         if inputs > outputs and outputs not in (inputs // size, -(-inputs // size)):
-            raise self._error(inputs, outputs, self.source._latest_keys[1])
+            raise self._error(inputs, outputs, [*pending, self.source._latest_keys[1]][0])
 
     def _error(self, inputs: int, outputs: int, key: object) -> ValueError:
         """Return the error for a stage that dropped the sample `key`, or makes other batches."""
@@ -190,6 +200,12 @@ class _CheckedStage(NamedTuple):
             f"leave records out by the sampler, and make batches by "
             f"batched({self.source._sampler.batch_size})"
         )
+
+
+def _key_of(sample: object) -> str | None:
+    """Return the key of a sample; None for anything else, such as a batch, or a tuple of values."""
+    key = sample.get("__key__") if isinstance(sample, dict) else None
+    return key if isinstance(key, str) else None
 
 
 def samples(feed: Feed, /) -> SampleLoader:

@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import traceback
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from itertools import islice
@@ -405,6 +406,40 @@ def test_stages_of_ones_own_that_keep_samples_are_taken() -> None:
     stages = (wds.map(number), lambda data: (n for n in data), batches, wds.map(list))
     pipeline = wds.DataPipeline(source, *stages)
     assert [batch for _ in range(2) for batch in source.track(pipeline)] == streamed(feed_of(), 2)
+
+
+def read_ahead(data: Any) -> Any:
+    """Keep seven samples in flight, as a stage of threads does."""
+    pending = deque[Any]()
+    for sample in data:
+        pending.append(sample)
+        if len(pending) > 7:
+            yield pending.popleft()
+    yield from pending
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stage_may_read_samples_ahead(workers: int) -> None:
+    """Samples that still have their keys: which of them came is known, so none is missed."""
+    feed = feed_of()
+    source = samples(feed)
+    pipeline = wds.DataPipeline(source, read_ahead, wds.decode(), wds.map(number), cut(12))
+    loader = wds.WebLoader(pipeline, batch_size=None, num_workers=workers)
+    assert [list(batch) for batch in source.track(loader)] == streamed(feed)
+
+
+def test_stage_that_swaps_samples_is_named() -> None:
+    """Though it gives as many as it takes."""
+
+    def swap(data: Any) -> Any:
+        for first in data:
+            yield from [*islice(data, 1), first]
+
+    feed = feed_of()
+    source, first = samples(feed), streamed(feed)[0][0]
+    pipeline = wds.DataPipeline(source, swap, wds.map(number), cut(12))
+    with pytest.raises(ValueError, match=f"from sample '{first:09}' on: the stage swap took 2"):
+        list(source.track(pipeline))
 
 
 def test_choosing_names_stage_that_drops() -> None:
