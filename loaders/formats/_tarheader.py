@@ -250,7 +250,7 @@ class HeaderReader:
         `cat`: tar does not read the second one.
         """
         if self.size < self.position + 2 * BLOCK:
-            self._warn("the archive does not end with two zero blocks; its members are complete")
+            self.warn("the archive does not end with two zero blocks; its members are complete")
         self.file.seek(self.position)
         end = offset = self.position
         while data := self.file.read(1 << 20):
@@ -261,9 +261,9 @@ class HeaderReader:
                 raise self._error(problem, at=offset, advice=advice)
             offset += len(data)
         if self.position == 0 and self.size > _EMPTY_ARCHIVE:
-            self._warn("the file contains only zeros")
+            self.warn("the file contains only zeros")
 
-    def _warn(self, problem: str) -> None:
+    def warn(self, problem: str) -> None:
         """Emit a ShardWarning that names the archive."""
         warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
 

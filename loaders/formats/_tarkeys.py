@@ -3,7 +3,8 @@
 - The key is the member's path up to the first dot of its base name.
 - What follows the dot, in lower case, is the extension, which names the field.
 - Consecutive members of one key are a run. A sample is one run.
-- Directories, names without an extension and `__meta__` names are skipped.
+- Directories, names without an extension and `__meta__` names are skipped. So are the files that
+  macOS puts beside each file, such as `cats/._1.png` and `__MACOSX/cats/._1.png`, with a warning.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
 that represent bytes that are not UTF-8."""
 
 METADATA_NAME = re.compile(r"__[^/]*__($|/)")
+MACOS_NAME = re.compile(r"(.*/)?(\._|__MACOSX/)", re.DOTALL)
 
 
 def split_name(name: str, /) -> tuple[str, str] | None:
@@ -55,10 +57,13 @@ def field_members(headers: HeaderReader, /) -> Iterator[tuple[Member, str, str]]
         DataCorruptionError: a header is broken, or no file of the archive has an extension.
     """
     without_extension: Member | None = None
-    has_fields = False
+    has_fields, of_macos = False, list[str]()
     for member in headers.members():
         name = member.name.decode("utf-8", "surrogateescape")
         if member.kind not in (*REGULAR, *LINKS) or METADATA_NAME.match(name):
+            continue
+        if MACOS_NAME.match(name):
+            of_macos.append(name)
             continue
         parts = split_name(name)
         if parts is not None:
@@ -66,6 +71,11 @@ def field_members(headers: HeaderReader, /) -> Iterator[tuple[Member, str, str]]
             yield member, *parts
         elif member.kind in REGULAR and without_extension is None:
             without_extension = member
+    if of_macos:
+        headers.warn(
+            f"files of macOS are left out ({len(of_macos)}, first: {of_macos[0]!r}): archive "
+            f"without them by COPYFILE_DISABLE=1 tar …"
+        )
     if without_extension is not None and not has_fields:
         name = repr(without_extension.name)
         raise DataCorruptionError(

@@ -16,6 +16,7 @@ from twinfeed.loaders.formats._chunk_samples import chunk_samples
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, HeaderReader, Member
 from twinfeed.loaders.formats._tarkeys import (
     FORBIDDEN,
+    MACOS_NAME,
     METADATA_NAME,
     count_runs,
     field_members,
@@ -231,7 +232,8 @@ class TarWriter(Closing):
         names = {extension: f"{key}.{extension}" for extension in fields}
         for extension, name in names.items():
             is_unsafe = name.startswith("/") or ".." in name.split("/")
-            is_invalid = is_unsafe or FORBIDDEN.search(name) or METADATA_NAME.match(name)
+            is_left_out = METADATA_NAME.match(name) or MACOS_NAME.match(name)
+            is_invalid = is_unsafe or FORBIDDEN.search(name) or is_left_out
             if is_invalid or split_name(name) != (key, extension):
                 raise ValueError(
                     f"key {key!r} with field {extension!r} is not a valid name: {_NAME_RULE}"

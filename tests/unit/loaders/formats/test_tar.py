@@ -26,7 +26,7 @@ from support.formats import (
 )
 from webdataset.tariterators import base_plus_ext
 
-from twinfeed.loaders import DataCorruptionError
+from twinfeed.loaders import DataCorruptionError, ShardWarning
 from twinfeed.loaders.formats._tarkeys import split_name
 from twinfeed.loaders.formats.tar import TarWriter, scan
 from twinfeed.loaders.support.checksum import crc32c
@@ -35,7 +35,7 @@ segment = st.text(st.sampled_from("ab.é_- A"), min_size=1, max_size=12)
 long_segment = st.text(st.sampled_from("abcdé"), min_size=60, max_size=120)
 paths = st.lists(st.one_of(segment, long_segment), min_size=1, max_size=4).map("/".join)
 extensions = st.sampled_from(["jpg", "JPG", "seg.png", "cls", "txt", "json"])
-names = st.tuples(paths, extensions).map(".".join)
+names = st.tuples(paths, extensions).map(".".join).filter(lambda name: "/._" not in f"/{name}")
 
 
 @given(name=st.text(st.sampled_from("ab./_é \n"), max_size=20))
@@ -159,6 +159,31 @@ def test_webdataset_and_the_tar_program_read_what_is_written(
     assert listed.stderr == b""
 
 
+def test_files_of_macos_are_left_out_and_named_once(tmp_path: Path) -> None:
+    """As bsdtar and zip of macOS write them, before, between and after the others."""
+    path = tmp_path / "a.tar"
+    samples = [("c/1", {"jpg": b"1", "cls": b"0"}), ("d/2", {"jpg": b"2", "cls": b"1"})]
+    for of_macos in ("._1", "c/._1", "./c/._1", "__MACOSX/c/._1", "__MACOSX/c/1"):
+        odd = member(f"{of_macos}.jpg".encode(), b"Mac")
+        plain = [
+            member(f"{key}.{name}".encode(), data)
+            for key, fields in samples
+            for name, data in fields.items()
+        ]
+        for place in (*range(5), slice(None)):
+            members = plain[:]
+            if isinstance(place, slice):
+                members = [part for one in plain for part in (odd, one)]
+            else:
+                members.insert(place, odd)
+            path.write_bytes(b"".join(members) + END)
+            with pytest.warns(ShardWarning, match="files of macOS are left out") as caught:
+                assert contents(scan(path)) == samples
+            assert len(caught) == 1
+            with pytest.warns(ShardWarning, match="files of macOS"):
+                assert contents(scan(path, join=True)) == samples
+
+
 def test_written_bytes_are_reproducible_without_owner(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with TarWriter(tmp_path / name) as writer:
@@ -170,7 +195,10 @@ def test_written_bytes_are_reproducible_without_owner(tmp_path: Path) -> None:
     assert facts == {(0, 0, 0, "", "", 0o644)}
 
 
-@pytest.mark.parametrize("key", ["a.b", "a\nb", "", "__meta__/a", "\udcff", "/a", "../a", "a/../b"])
+@pytest.mark.parametrize(
+    "key",
+    ["a.b", "a\nb", "", "__meta__/a", "c/._1", "__MACOSX/a", "\udcff", "/a", "../a", "a/../b"],
+)
 def test_writer_refuses_keys_that_would_not_be_read_back(key: str, tmp_path: Path) -> None:
     with TarWriter(tmp_path / "a.tar") as writer:
         with pytest.raises(ValueError, match="is not a valid name"):
