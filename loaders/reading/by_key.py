@@ -16,6 +16,7 @@ from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.csv_rows import csv_rows
+from twinfeed.samplers import validate
 
 
 class ByKey:
@@ -37,6 +38,7 @@ class ByKey:
 
     Raises:
         KeyError: the table has no such column.
+        TypeError: `table` is something else.
         ValueError: a file is not a table; or, by a feed, a record has no row, or several rows where
             the sampler draws another number of views.
 
@@ -69,6 +71,11 @@ class ByKey:
             key, value = "key", "value"
         elif isinstance(table, (str, os.PathLike)):
             table = _read_columns(os.fspath(table))
+        elif not hasattr(table, "columns") and not isinstance(table, Mapping):
+            raise TypeError(
+                f"table must be a path, a dataframe, an Arrow table or a dict of columns, got "
+                f"{validate.a_type(table)}"
+            )
         keys, self._values = _as_list(_column(table, "key", key)), _column(table, "value", value)
         self.column = column
         self._rows_of_key = defaultdict[str, list[int]](list)
@@ -135,6 +142,8 @@ def _pairs(table: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
 def _read_columns(path: str) -> dict[str, tuple[str, ...]]:
     """Return the columns of a CSV or TSV file with a line of names."""
     names, *rows = csv_rows(path) or [[]]
+    if len({*names}) < len(names):
+        raise ValueError(f"{path}: two columns have one name, of {names[:8]}")
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
             raise ValueError(f"{path}: row {number} has {len(row)} cells, not {len(names)}")

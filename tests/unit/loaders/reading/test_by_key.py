@@ -161,10 +161,14 @@ def test_tables_that_do_not_fit_are_refused(index: Index, tmp_path: Path) -> Non
         ("", KeyError, r"key='k' is no column of the table: it has \[\]"),
         ("k,v\n1,2\n3\n", ValueError, "a.csv: row 2 has 1 cells, not 2"),
         ("k,v\n\udcff,2\n", ValueError, "a.csv is not a table"),
+        ("k,v,v\n1,2,3\n", ValueError, r"a.csv: two columns have one name, of \['k', 'v', 'v'\]"),
     ):
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
         with pytest.raises(error, match=word):
             ByKey(path, key="k", value="v")
+    for table in ([{"k": "b/2", "v": 1}], None, 3, np.zeros((2, 2)), ByKey({"a": 1})):
+        with pytest.raises(TypeError, match="table must be a path, a dataframe, an Arrow table or"):
+            ByKey(table, key="k", value="v")
     path.write_text("k,v\n")
     with pytest.raises(ValueError, match=r"has no row of its key 'b/2', but of \[\]"):
         ByKey(path, key="k", value="v").counts(index)
