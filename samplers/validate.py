@@ -268,7 +268,9 @@ def sorted_record_ids(values: ArrayLike, num_records: int, name: str = "records"
     A mask, bool[num_records], gives the ids of the records where it is True.
     """
     mask = unmasked(name, values)
-    if mask.dtype.kind == "b" and mask.shape == (num_records,):
+    if mask.dtype.kind == "b" and mask.size:
+        if mask.shape != (num_records,):
+            raise ValueError(f"{name} as a mask must be bool[{num_records}], got {mask.shape}")
         return np.flatnonzero(mask)
     ids = sorted_distinct(name, integers(name, values, minimum=0))
     if len(ids) and ids[-1] >= num_records:
