@@ -84,6 +84,11 @@ def test_ragged_tensors_lie_completely_on_device(index: Index) -> None:
     assert [part.device.type for part in parts] == ["meta"] * 3
 
 
+def test_device_may_be_in_capitals_as_in_tensorflow(index: Index) -> None:
+    batch = next(iter(TorchLoader(Feed(index, random()), device="CPU:0")))
+    assert batch["id"].device.type == "cpu"
+
+
 @pytest.mark.parametrize("how", ["pad", "ragged"])
 def test_lists_are_padded_or_ragged(index: Index, how: Any) -> None:
     loader = TorchLoader(Feed(index, random(), decode=counted, collate=how))
