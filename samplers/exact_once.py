@@ -34,7 +34,7 @@ class ExactOnceBatchSampler(BatchSampler):
         last_batch: what happens if `batch_size` does not divide n. `"smaller"`: the last batch is
             smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the last batch is filled
             with -1, and loaders give a mask. The rows of padding are zeros, empty texts and lists,
-            and in a field of bytes those of the first record, which a parser accepts.
+            and in a field of bytes those of the stream's first record, which a parser accepts.
         records: the ids of some of the n records (int64, in any order), such as one part of
             `split`, or a mask (bool[n]), such as `labels >= 0`: then only these come.
         seed: only for augmentation seeds.
