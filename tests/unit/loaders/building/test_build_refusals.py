@@ -117,7 +117,7 @@ REFUSED: Refused = [
     (lambda _: build_index("memory://none/*.tar", "x.index"), FileNotFoundError, "no shard match"),
     (of(), ValueError, "at least one file"),
     *(
-        (lambda _, wrong=wrong: verify(wrong), TypeError, r"must be paths of files, got a \w+")
+        (lambda _, wrong=wrong: verify(wrong), TypeError, r"must be paths of files, got an? \w+")
         for wrong in (FEED, NumpyLoader(FEED), FEED.sampler, {"x": b""}, 3)
     ),
     (lambda _: build_index(FEED, "x.index"), TypeError, "must be paths of files, got a Feed"),

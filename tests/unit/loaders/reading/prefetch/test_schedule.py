@@ -212,7 +212,6 @@ def test_reading_one_batch_draws_few_ids(index: Index, drawn_sizes: list[int]) -
 DRAWING = re.compile(r"(sampler|stream)s?\)?\.(batch|batches|_batches|_chunks|_draw)\(")
 MAY = {
     "reading/prefetch/schedule.py": "it is the one",
-    "feed/config.py": "the definition shares nothing",
     "feed/request.py": "one request by hand, and a check that draws nothing",
     "keras/_fit_arguments.py": "only where a label is to be found that the model lacks",
     "pictures.py": "draws streams without data",
