@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from twinfeed.loaders.batches.feed import Feed
-from twinfeed.loaders.building.bad_records import BadRecord
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import (
@@ -32,7 +31,6 @@ from twinfeed.loaders.command_line._feeds import (
 )
 from twinfeed.loaders.command_line._preview import is_missing, preview
 from twinfeed.loaders.command_line._printing import (
-    error_line,
     options_built_with,
     print_lines,
     show_warning,
@@ -62,16 +60,10 @@ from twinfeed.samplers.validate import counted
 
 _MAX_SHOWN_ITEMS = 20
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
-_ADVISE_RESTORE_OR_LIST = (
-    "what to do: restore what is missing or has changed; or list the bad records of the shards "
-    "that exist with twinfeed verify SHARDS --bad-list FILE, and index them again with --exclude "
-    "FILE (twinfeed info prints the options that the index was built with)"
-)
 _ADVISE_RESTORE_OR_EXCLUDE = (
-    "what to do: restore the shards, or list the bad records with --bad-list FILE and exclude them "
-    "with index --exclude FILE"
+    "what to do: restore the shards; or twinfeed verify SHARDS --bad-list {0}, and index them "
+    "again with --exclude {0}"
 )
-_ADVISE_EXCLUDE_LISTED = "what to do: restore the shards, or exclude these with index --exclude {}"
 
 
 def run_pack(options: argparse.Namespace) -> None:
@@ -145,69 +137,37 @@ def run_index(options: argparse.Namespace) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Run `twinfeed verify`: each index is verified by itself, and all other shards together.
-
-    At the end, print what to do about the findings (`BadRecord`s).
+    """Run `twinfeed verify` on an index or on shards, and print what is bad, and what to do.
 
     Returns:
         The exit status: 1 if there are bad records or warnings.
     """
-    indexes = [path for path in options.target if is_index_path(path)]
-    shards = [path for path in options.target if path not in indexes]
-    targets = [*indexes, *([_unwrap_single(shards)] if shards else [])]
-    if options.bad_list is not None and len(targets) > 1:
-        raise ValueError("--bad-list takes one index, or shards: verify each target on its own")
-    with process_pool(options.jobs) as executor:
-        results = [_verify(target, options, executor) for target in targets]
-    # A result is (findings, whether all is well). There are three kinds of findings:
-    # - a bad shard has the record number -1 and no offset: it must be restored;
-    # - a bad record has its number in the shard: it can be excluded by this number;
-    # - a part of a tar sample has the number -1 and an offset: its own text says what to do.
-    findings = [finding for found, _ in results for finding in found]
-    if any(finding.record < 0 and finding.offset is None for finding in findings):
-        print_lines(_ADVISE_RESTORE_OR_LIST)
-    elif any(finding.record >= 0 for finding in findings):
-        listed = options.bad_list and _ADVISE_EXCLUDE_LISTED.format(shlex.quote(options.bad_list))
-        print_lines(listed or _ADVISE_RESTORE_OR_EXCLUDE)
-    return 0 if all(ok for _, ok in results) else 1
-
-
-def _verify(
-    target: str | list[str], options: argparse.Namespace, executor: Executor | None
-) -> tuple[list[BadRecord], bool]:
-    """Verify an index or shards, and print the report and the warnings.
-
-    Returns:
-        The bad records, and whether there are no bad records, errors or warnings.
-    """
     with warnings.catch_warnings(record=True) as caught:
-        # Python shows a warning only once for each place; a shard may be verified twice.
+        # Python shows a warning only once for each place; a shard may be scanned twice.
         warnings.simplefilter("always", ShardWarning)
         try:
-            report = verify(
-                target,
-                decode=options.decode,
-                bad_list=options.bad_list,
-                **_reading_options(options),
-                root=options.root,
-                executor=executor,
-                progress=not options.quiet,
-            )
-        except (LoaderError, OSError) as error:
-            report, problem = None, error_line(error)
-    for warning in caught:
-        show_warning(warning.message)
-    if report is None:
-        print_lines(f"twinfeed: error: {problem}", error=True)
-        return [], False
-    *findings, summary = str(report).split("\n")
-    if isinstance(target, str) and len(options.target) > 1:
-        summary = f"{target}: {summary}"
+            with process_pool(options.jobs) as executor:
+                report = verify(
+                    _unwrap_single(options.target),
+                    decode=options.decode,
+                    bad_list=options.bad_list,
+                    **_reading_options(options),
+                    root=options.root,
+                    executor=executor,
+                    progress=not options.quiet,
+                )
+        finally:
+            for warning in caught:
+                show_warning(warning.message)
+    text = str(report)
     if caught:
-        summary = summary.replace("all is well", "nothing is bad")
-        summary += f", {counted(len(caught), 'warning')}"
-    print_lines(*findings, summary)
-    return report.findings, report.ok and not caught
+        text = text.replace("all is well", "nothing is bad")
+        text += f", {counted(len(caught), 'warning')}"
+    print_lines(*text.split("\n"))
+    # A part of a tar sample has an offset, and no number: its own text says what to do.
+    if any(finding.record >= 0 or finding.offset is None for finding in report.findings):
+        print_lines(_ADVISE_RESTORE_OR_EXCLUDE.format(shlex.quote(options.bad_list or "FILE")))
+    return 0 if report.ok and not caught else 1
 
 
 def _reading_options(options: argparse.Namespace) -> ReadingOptions:

@@ -276,7 +276,7 @@ def _add_verify_parser(commands: Any) -> None:
         "index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl",
     )
     add = partial(_add, parser)
-    add("target", "indexes, or shards", nargs="+")
+    add("target", "an index, or shards", nargs="+")
     add("--decode", "also decode images; needs the extra images")
     add("--bad-list FILE", "write the bad records to this file, for index --exclude")
     _add_reading_options(add)

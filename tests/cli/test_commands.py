@@ -138,7 +138,7 @@ def test_command_in_message_can_be_pasted(
         assert pasted in capsys.readouterr().err
     flip(shard, 20)
     assert main(["verify", str(shard), "--bad-list", f"{odd}/bad", "--root", str(odd), "-q"]) == 1
-    assert capsys.readouterr().out.endswith(f"index --exclude {quoted[:-1]}/bad'\n")
+    assert capsys.readouterr().out.endswith(f" --exclude {quoted[:-1]}/bad'\n")
 
 
 def test_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,11 +93,9 @@ def test_index_excludes_rest_of_broken_shard(
     lines = capsys.readouterr().out.splitlines()
     name = Path(shards[1]).name
     assert lines[0] == f"{name}, record 7 and all after it: corrupted length at offset {offset}"
-    assert lines[2].endswith(
-        "list the bad records with --bad-list FILE and exclude them with index --exclude FILE"
-    )
+    assert lines[2].endswith("SHARDS --bad-list FILE, and index them again with --exclude FILE")
     assert main([*verify, "--bad-list", listed]) == 1
-    assert capsys.readouterr().out.splitlines()[2].endswith(f"with index --exclude {listed}")
+    assert capsys.readouterr().out.splitlines()[2].endswith(f" with --exclude {listed}")
     assert main(["index", *shards, "--out", out, "--exclude", listed, "-q"]) == 0
     line = "17 records, 2 shards, 1 excluded, 1 incomplete shard"
     assert line in capsys.readouterr().out

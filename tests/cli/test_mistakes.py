@@ -28,7 +28,8 @@ def test_shard_with_warning_is_not_reported_as_well(
     tmp_path: Path, capfd: Capture, kind: str, jobs: str
 ) -> None:
     """Alone, and among good shards; workers print by themselves, and are counted too."""
-    good, bad = tars(tmp_path), tmp_path / "x.tar"
+    tars(tmp_path)
+    bad = tmp_path / "x.tar"
     bad.write_bytes(bytes(20_000 if kind == "zeros" else 0))
     for target, records in ((str(bad), "0 records in 1 shard"), (f"{tmp_path}/*.tar", "30 rec")):
         assert main(["verify", target, "--jobs", jobs, "-q"]) == 1
@@ -38,14 +39,6 @@ def test_shard_with_warning_is_not_reported_as_well(
         assert summary.startswith(records)
         assert summary.endswith(": 1 bad, 1 warning")
         assert error.startswith(f"twinfeed: warning: {bad}: ")
-    build_index(good, f"{tmp_path}/x.index")
-    assert main(["verify", f"{tmp_path}/x.index", str(bad), "--jobs", jobs, "-q"]) == 1
-    out, error = capfd.readouterr()
-    assert out.splitlines()[:3] == [
-        f"{tmp_path}/x.index: 30 records in 3 shards: all is well",
-        f"{bad}: it has no records",
-        f"{bad}: 0 records in 1 shard: 1 bad, 1 warning",
-    ]
 
 
 def test_verify_counts_bad_records_and_warnings(tmp_path: Path, capsys: Capture) -> None:
@@ -63,8 +56,10 @@ def test_shard_verified_twice_warns_twice(tmp_path: Path, capsys: Capture) -> No
     shard.write_bytes(shard.read_bytes()[:-1024])
     with pytest.warns(ShardWarning, match="two zero blocks"):
         build_index(shard, f"{tmp_path}/x.index")
-    assert main(["verify", f"{tmp_path}/x.index", str(shard), "-q"]) == 1
-    assert capsys.readouterr().out.count("10 records in 1 shard: nothing is bad, 1 warning\n") == 2
+    for target in (f"{tmp_path}/x.index", str(shard)):
+        assert main(["verify", target, "-q"]) == 1
+        said = capsys.readouterr().out
+        assert said == "10 records in 1 shard: nothing is bad, 1 warning\n"
 
 
 # The words of a command in the folder of `world`, its exit status, and what its one line has.
