@@ -335,24 +335,23 @@ def _compared_samplers(options: argparse.Namespace) -> tuple[Index, dict[str, Ba
     index = open_without_checks(options.index, options.root)
     if len(index) == 0:
         raise ValueError("the index has no records")
-    block_shuffle = shuffled(index, seed=options.seed)
-    assert isinstance(block_shuffle, ShardShuffleSampler)  # as `shuffled` got no records=
-    block = block_shuffle.block if options.block is None else options.block
-    window = block_shuffle.window if options.window is None else options.window
-    if (block, window) != (block_shuffle.block, block_shuffle.window):
-        lengths, seed = index.shard_lengths, options.seed
-        block_shuffle = ShardShuffleSampler(lengths, block=block, window=window, seed=seed)
+    default = shuffled(index, seed=options.seed)
+    assert isinstance(default, ShardShuffleSampler)  # as `shuffled` got no records=
+    block = default.block if options.block is None else options.block
+    window = default.window if options.window is None else options.window
+    lengths, seed = index.shard_lengths, options.seed
     samplers: dict[str, Sampler] = {
-        f"blocks of {block:,}, {window:,} at once": block_shuffle,
-        "uniform": RandomSampler(len(index), seed=options.seed),
+        f"blocks of {block:,}, {window:,} at once": ShardShuffleSampler(
+            lengths, block=block, window=window, seed=seed
+        ),
+        "uniform": RandomSampler(len(index), seed=seed),
     }
     size = options.batch_size
     return index, {name: BatchSampler(s, batch_size=size) for name, s in samplers.items()}
 
 
 def _save_figure(figure: Any, path: str) -> None:
-    """Save a figure of matplotlib, and print its path; the default extension is .png."""
-    path += "" if Path(path).suffix else ".png"
+    """Save a figure of matplotlib, and print its path."""
     extension, file = Path(path).suffix[1:].lower(), io.BytesIO()
     if extension not in ("png", "svg", "pdf"):  # these can say who made them
         raise ValueError(f"--out must end in .png, .svg or .pdf, got {path}")

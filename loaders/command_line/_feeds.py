@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.batches.feed import Feed, check_feed
-from twinfeed.loaders.command_line._preview import describe_image
 from twinfeed.loaders.feed.decode import DecodeImage, Fit
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
@@ -21,8 +20,6 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
 from twinfeed.samplers.cursor import Cursor
-
-DEFAULT_K = 4
 
 
 def load_feed(text: str) -> Feed:
@@ -84,15 +81,13 @@ def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
     """Return the sampler of a command: random batches, or with `--p` batches of P classes with K
     records each.
     """
-    if options.p is None and options.k is not None:
-        raise ValueError("--k is for P x K batches: give --p too, or no --k")
     if options.p is None:
+        if options.k is not None:
+            raise ValueError("--k is for P x K batches: give --p too, or no --k")
         sampler = RandomSampler(len(index), seed=options.seed)
         return BatchSampler(sampler, batch_size=options.batch_size)
-    if not index.has_labels:
-        raise ValueError("--p needs labels, and this index has none: index again with --label")
-    k = DEFAULT_K if options.k is None else options.k
-    return PKBatchSampler(index.labels, p=options.p, k=k, small=options.small, seed=options.seed)
+    labels, p, k = index.labels, options.p, 4 if options.k is None else options.k
+    return PKBatchSampler(labels, p=p, k=k, small=options.small, seed=options.seed)
 
 
 def feed_of(
@@ -124,41 +119,24 @@ def feed_of(
 
 
 def image_field(index: Index, requested: str | None) -> str:
-    """Return the name of the field that has images.
-
-    This is the requested field. Without a request, it is the field "image" if that has images, or
-    else the only field that has images. Whether a field has images is seen by its first value.
+    """Return the requested field, or else the only field whose first value is an image.
 
     Raises:
-        KeyError: there is no field of the requested name.
-        ValueError: the requested field has no images, and another field has. Or no field is
-            requested, none is called "image", and none or several have images.
+        ValueError: no field is requested, and none or several have images.
     """
-    names: list[str] = [name for name, field in index.fields.items() if field.kind == "bytes"]
     if requested is not None:
-        index.table(requested)  # raises KeyError for an unknown name
-    if not len(index):
-        raise ValueError("the index has no records")
+        return requested
+    names = [name for name, field in index.fields.items() if field.kind == "bytes"]
     with Reader(index) as reader:
-        images = [name for name in names if image_extension(_first_value(index, reader, name))]
-        if requested is not None:
-            # If no field seems to have images, they may be of a format that is not recognized here,
-            # but can be decoded all the same.
-            if not images or describe_image(_first_value(index, reader, requested)):
-                return requested
-            raise ValueError(
-                f"{requested!r} has no images: choose one of {', '.join(images)} with --field"
-            )
-    if "image" in images:
-        return "image"
-    if len(images) == 1:
-        return images[0]
-    found = f"the fields {', '.join(images)} have images" if images else "no field has images"
-    raise ValueError(f"{found}: choose one of {', '.join(names)} with --field")
+        images = [name for name in names if _has_images(index, reader, name)]
+    if len(images) != 1:
+        found = ", ".join(images) or "no field"
+        raise ValueError(f"images are in {found}: choose one of {', '.join(names)} with --field")
+    return images[0]
 
 
-def _first_value(index: Index, reader: Reader, name: str) -> bytes:
-    """Return the bytes of a field in the first record in which it is not missing."""
-    record = int(np.argmax(index.table(name)["length"] >= 0)) if index.fields[name].missing else 0
-    (value,) = reader.read([record], [name])[name]
-    return bytes(value)
+def _has_images(index: Index, reader: Reader, name: str) -> bool:
+    """Return whether the first value of a field, in a record that has the field, is an image."""
+    records = np.flatnonzero(index.table(name)["length"] >= 0)[:1]
+    values = reader.read(records, [name])[name]
+    return any(image_extension(bytes(value)) is not None for value in values)

@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 from twinfeed.loaders.building.labels import FromExample, FromFile, FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
-from twinfeed.loaders.command_line._feeds import DEFAULT_K
 from twinfeed.loaders.command_line._printing import error_line, print_lines, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import CONTAINERS
@@ -30,15 +29,10 @@ _INTERRUPTED: dict[Any, str] = {
 }
 
 EPILOG = """\
-examples:
-  twinfeed pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1
-  twinfeed index 'data/train-*.tar' --out data/train.index --label cls
-  twinfeed info data/train.index
-  twinfeed cat data/train.index 0 17
-  twinfeed verify data/train.index --jobs 4
+twinfeed COMMAND --help has examples.
 
-exit status: 0 all is well, 1 data are bad, missing or changed (or verify, compare or diff found
-something), 2 wrong usage, 130 interrupted
+exit status: 0 all is well, 1 data are bad, missing or changed (or verify,
+compare or diff found something), 2 wrong usage, 130 interrupted
 """
 
 
@@ -132,6 +126,8 @@ def _command_parser(commands: Any, name: str, text: str, *examples: str) -> Any:
         epilog=f"examples:\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    for metavar, parse in _TYPES.items():  # argparse then says: invalid 'NAME=SIZE' value
+        parser.register("type", metavar, parse)
     parser.set_defaults(run=getattr(_commands, f"run_{name}"))
     return parser
 
@@ -155,7 +151,7 @@ def _add(parser: Any, argument: str, text: str, *, shown: Any = None, **kwargs: 
     names, _, value = argument.partition(" ")
     if value:
         metavar = value.removesuffix("...")
-        kwargs = {"metavar": metavar, "type": _TYPES.get(metavar, str), **kwargs}
+        kwargs = {"metavar": metavar, "type": metavar if metavar in _TYPES else str, **kwargs}
     elif names[0] == "-" and not kwargs and shown is None:
         kwargs = {"action": "store_true"}
     if value.endswith("..."):
@@ -186,12 +182,10 @@ def _add_pack_parser(commands: Any) -> None:
     _add_label_options(parser)
     add("--key FEATURE", "the feature that holds a TFRecord's key")
     _add_raw_option(add)
-    split_help = "a split, and its number of records, or its fraction of them; needs --seed"
-    add("--split NAME=SIZE...", split_help)
+    add("--split NAME=SIZE...", "a split: a number of records, or a fraction; needs --seed")
     add("--seed N", "shuffle the records by this seed; default: keep their order")
     add("--shards N", "the minimum number of shards of each split", shown=1)
-    size_help = "the approximate size of a shard, such as 100M; default 200M"
-    add("--shard-bytes BYTES", size_help, default=SHARD_BYTES)
+    add("--shard-bytes BYTES", "about the size of a shard; default 200M", default=SHARD_BYTES)
     add("--shard-records N", "the maximum number of records in a shard")
     add("--root FOLDER", "the folder or the URL of an index's shards; default: that of the index")
     add("--overwrite", "replace shards and indexes with the same names")
@@ -206,17 +200,12 @@ def _add_label_options(parser: argparse.ArgumentParser) -> Callable[..., None]:
     """
     add = partial(_add, parser.add_mutually_exclusive_group())
     add("--label FIELD", "the feature or tar member that holds the label")
-    json_help = "a key of a JSON member, as in json:object.name; without a key, the whole value"
-    add("--label-json FIELD[:KEY]", json_help, dest="label")
-    file_help = r"the label is the group of a regular expression in a file's name: 'class_(\d+)'"
-    add("--label-file REGEX", file_help, dest="label")
-    folder_help = "the label is the first folder below the root, of a tar sample's key, a shard or "
-    folder_help += "an image; default for images"
+    add("--label-json FIELD[:KEY]", "json:object.name: a key of a JSON member", dest="label")
+    add("--label-file REGEX", r"the group of a match in a file's name: 'class_(\d+)'", dest="label")
+    folder_help = "the first folder of a tar sample's key, a shard or an image; default for images"
     add("--label-folder", folder_help, dest="label", action="store_const", const=FromFolder())
-    level_help = "the same of another folder: 1 is the second, -1 the innermost"
-    add("--label-folder-level LEVEL", level_help, dest="label")
-    example_help = "the feature of an Example that --raw reads whole"
-    add("--label-example FEATURE", example_help, dest="label", type=FromExample)
+    add("--label-folder-level LEVEL", "1 is the second folder, -1 the innermost", dest="label")
+    add("--label-example FEATURE", "of an Example that --raw reads", dest="label", type=FromExample)
     return add
 
 
@@ -241,22 +230,18 @@ def _add_index_parser(commands: Any) -> None:
     )
     add_label_option("--label-table FILE", table_help)
     add_classes = partial(_add, parser.add_mutually_exclusive_group())
-    classes_help = "the class names, one per line, in order; or an index with these class names"
-    add_classes("--classes FILE", classes_help)
-    names_help = "take every label that is text as the name of a class, also where it is an integer"
-    add_classes("--label-names", names_help)
+    add_classes("--classes FILE", "the class names, one per line, in order; or an index")
+    add_classes("--label-names", "take text as the name of a class, also if it is an integer")
     add("--background LABEL", "the label of records without a label")
     add("--field NAME[=A;B]...", "keep this field (default: all), under any of these names")
     add("--key FEATURE", "the feature that holds a TFRecord's key")
-    list_help = "read this feature as a list, even if each record has one value or equally many"
-    add("--list FEATURE...", list_help, dest="lists")
+    add("--list FEATURE...", "read this feature as a list, also if lengths are equal", dest="lists")
     missing_help = (
         "a record without a label, or without a field that --field names, is an error, is excluded "
         "(skip), or has an empty field; any other field may be missing"
     )
     add("--missing", missing_help, shown="error", choices=get_args(Missing))
-    exclude_help = "exclude the bad records of this file, which verify --bad-list has written"
-    add("--exclude FILE", exclude_help, default=())
+    add("--exclude FILE", "exclude the bad records that verify --bad-list wrote", default=())
     incomplete_help = "accept numbered shards (-00003-of-00010) of which some are missing"
     add("--incomplete", incomplete_help, dest="complete", action="store_false")
     add("--digest", "store a SHA-256 of each shard, for verify to compare")
@@ -290,17 +275,13 @@ def _add_raw_option(add: Any) -> None:
 
 def _add_reading_options(add: Any) -> None:
     """Add the options of `index` and `verify` for how shards are read, by the function `add`."""
-    container_help = "the format of the shards; default: by their names and first bytes"
-    add("--container", container_help, choices=CONTAINERS)
+    add("--container", "of the shards; default: by names and first bytes", choices=CONTAINERS)
     add("--join", "join the members of a tar's sample that are not consecutive")
     _add_raw_option(add)
-    max_help = "refuse longer records; default 1 GiB"
-    add("--max-record-bytes BYTES", max_help, default=LIMITS.record_bytes)
-    root_help = (
-        "the folder or the URL that contains all shards; default: the folder that contains the "
-        "index, or for shards at URLs the deepest folder that contains all of them"
-    )
-    add("--root FOLDER", root_help)
+    longest = LIMITS.record_bytes
+    add("--max-record-bytes BYTES", "refuse longer records; default 1 GiB", default=longest)
+    root_help = "the folder or the URL of all shards; default: that of the index, or for shards at "
+    add("--root FOLDER", root_help + "URLs the deepest that has them all")
     add("--jobs N", "the number of parallel processes", shown=1)
     add("-q/--quiet", "no progress bar")
 
@@ -331,7 +312,7 @@ def _index_parser(
     if sampler_options == "batches":
         add("--p N", "draw P x K batches: N classes, K records of each; --batch-size is ignored")
         add("--field NAME", "the field with the images; default: the only field with images")
-        add("--k N", f"records of each class of a P x K batch; needs --p; default {DEFAULT_K}")
+        add("--k N", "records of each class of a P x K batch, default 4; needs --p")
         small_help = "repeat records of classes with fewer than K records, or drop such classes"
         add("--small", small_help, shown="repeat", choices=["repeat", "drop"])
     if sampler_options == "shuffles":
@@ -358,8 +339,7 @@ def _add_cat_parser(commands: Any) -> None:
         "cat data/train.index --key 1003",
         "cat data/train.index 17 --field image > 17.png",
     )
-    records_help = "record ids (from the end if negative), or keys; 14 is an id, 000014 a key"
-    add("records", records_help, nargs="*")
+    add("records", "record ids (from the end if negative), or keys, such as 000014", nargs="*")
     add("--key KEY...", "show all records with this key, which may look like a number")
     add("--field NAME", "write only the bytes of this field")
 
@@ -394,8 +374,7 @@ def _add_show_parser(commands: Any) -> None:
         sampler_options="batches",
     )
     add("--step N", "which batch of the epoch", shown=0)
-    size_help = "fit images into N x N pixels, padded with zeros (DecodeImage stretches them)"
-    add("--size N", size_help, shown=128)
+    add("--size N", "fit images into N x N pixels, padded with zeros", shown=128)
     add("--out FILE", "the picture, .png or .svg", shown="batch.png")
 
 
@@ -492,33 +471,16 @@ def _parse_json_label(text: str) -> FromJson:
 
 def _parse_split(text: str) -> tuple[str, int | float]:
     """Parse the value of --split, NAME=SIZE, to the name and the size: an int, or a fraction."""
-    name, equals, size = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=SIZE, such as train=0.8")
-    try:
-        return name, float(size) if "." in size else int(size)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{size!r} is neither a number nor a fraction") from None
-
-
-def _with_message(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wrap a function that parses an option, so that argparse shows the text of its ValueError."""
-
-    def parse_or_explain(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse_or_explain
+    name, _, size = text.partition("=")
+    return name, float(size) if "." in size else int(size)
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {
-    "BYTES": _with_message(checks.bytes_of),
+    "BYTES": checks.bytes_of,
     "FIELD[:KEY]": _parse_json_label,
     "LEVEL": lambda text: FromFolder(int(text)),
     "N": int,
-    "REGEX": _with_message(FromFile),
+    "REGEX": FromFile,
     "NAME=SIZE": _parse_split,
     "NAME[=A;B]": _parse_field,
 }

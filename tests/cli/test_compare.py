@@ -24,8 +24,8 @@ def test_compare_reports_equality_and_speed(
     assert "word: the same" in out
     assert main(["compare", index, *options, "--p", "2", "--k", "2"]) == 0
     pack([{"word": "w"}] * 3, tmp_path / "plain")
-    assert main(["compare", str(tmp_path / "plain" / "data.index"), "--p", "2"]) == 2
-    assert "--p needs labels" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path / "plain" / "data.index"), "--p", "2"]) == 1
+    assert "the index has no labels" in capsys.readouterr().err
 
 
 def test_image_that_does_not_decode_is_one_short_line(

@@ -157,12 +157,24 @@ def test_file_of_feed_parses_its_own_arguments_and_may_not_exit(
     assert sys.argv[0] == "twinfeed"
 
 
-@pytest.mark.parametrize("words", ["a b --split train", "a b --shard-bytes x", "a b --shards x"])
-def test_unparsable_options_show_usage(capsys: Capture, words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("pack a b --split train", "'NAME=SIZE' value: 'train'"),
+        ("pack a b --split train=half", "'NAME=SIZE' value: 'train=half'"),
+        ("pack a b --shard-bytes x", "'BYTES' value: 'x'"),
+        ("pack a b --shards x", "'N' value: 'x'"),
+        ("index a --out b --label-file (", "'REGEX' value: '('"),
+        ("index a --out b --label-folder-level x", "'LEVEL' value: 'x'"),
+    ],
+)
+def test_unparsable_options_show_usage(capsys: Capture, words: str, value: str) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["pack", *words.split()])
+        main(words.split())
     assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: twinfeed pack")
+    error = capsys.readouterr().err
+    assert error.startswith(f"usage: twinfeed {words.partition(' ')[0]}")
+    assert error.endswith(f": invalid {value}\n")
 
 
 def test_classes_of_fewer_than_k_records_are_drawn_or_dropped(
@@ -341,15 +353,18 @@ def test_missing_field_is_reported(tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     "command", [["compare", "--backends", "numpy", "numpy"], ["show"]], ids=lambda words: words[0]
 )
-def test_field_without_images_suggests_field_with_images(
+def test_field_that_does_not_decode_is_named(
     tmp_path: Path, capsys: Capture, command: list[str]
 ) -> None:
     image = io.BytesIO()
     Image.new("RGB", (4, 4)).save(image, "png")
     samples = [{"cls": b"1", "png": image.getvalue()}, {"cls": b"1", "png": b"broken"}]
     index = str(pack(samples, tmp_path)["data"].path)
-    words = [command[0], index, *command[1:], "--size", "8"]
-    assert main([*words, "--field", "cls"]) == 2
-    assert "'cls' has no images: choose one of png with --field\n" in capsys.readouterr().err
-    assert main([*words, "--field", "png"]) == 1
-    assert "error: record 1 (" in capsys.readouterr().err
+    words = [command[0], index, *command[1:], "--size", "8", "--field"]
+    for field in ("cls", "png"):
+        assert main([*words, field]) == 1
+        error = capsys.readouterr().err
+        assert "error: record " in error
+        assert repr(field) in error
+    assert main([*words, "nobody"]) == 2
+    assert "'nobody'" in capsys.readouterr().err

@@ -206,13 +206,13 @@ def test_show_batch_asks_for_a_field_unless_one_holds_images(
         assert main(["show", index, "--out", f"{tmp_path}/out.png"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert errors == [
-        "twinfeed: error: the fields a, b have images: choose one of a, b with --field",
-        "twinfeed: error: no field has images: choose one of a, b with --field",
+        "twinfeed: error: images are in a, b: choose one of a, b with --field",
+        "twinfeed: error: images are in no field: choose one of a, b with --field",
     ]
     shown = ["show", f"{tmp_path}/two.index", "--field", "b", "--out", f"{tmp_path}/out.png"]
     assert main(shown) == 0
     assert main([*shown[:3], "c"]) == 2
-    assert "no field 'c': this index has the fields ['a', 'b']" in capsys.readouterr().err
+    assert "decode reads the field 'c', but the feed reads ['a', 'b']" in capsys.readouterr().err
 
 
 def test_pictures_refuse_bad_arguments(tmp_path: pytest.TempPathFactory) -> None:
@@ -247,10 +247,12 @@ def test_show_and_mixing_commands_draw_an_index(
 
 
 def test_picture_path_is_used_as_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    index = pack([{"x": b"1"}] * 20, tmp_path)["data"].path
-    assert main(["mixing", str(index), "--out", str(tmp_path / "picture")]) == 0
-    (written,) = tmp_path.glob("picture*")
-    assert capsys.readouterr().out == f"{written}\n"
+    index, out = pack([{"x": b"1"}] * 20, tmp_path)["data"].path, f"{tmp_path}/a.b.png"
+    assert main(["mixing", str(index), "--out", out]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    assert Path(out).exists()
+    assert main(["mixing", str(index), "--out", f"{tmp_path}/picture"]) == 2
+    assert "--out must end in .png" in capsys.readouterr().err
 
 
 def test_figure_shows_itself_in_a_notebook() -> None:
