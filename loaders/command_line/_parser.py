@@ -200,12 +200,23 @@ def _add_label_options(parser: argparse.ArgumentParser) -> Callable[..., None]:
     """
     add = partial(_add, parser.add_mutually_exclusive_group())
     add("--label FIELD", "the feature or tar member that holds the label")
-    add("--label-json FIELD[:KEY]", "json:object.name: a key of a JSON member", dest="label")
-    add("--label-file REGEX", r"the group of a match in a file's name: 'class_(\d+)'", dest="label")
-    folder_help = "the first folder of a tar sample's key, a shard or an image; default for images"
+    add("--label-json FIELD[:KEY]", "from a JSON member, as json:object.name", dest="label")
+    add("--label-file REGEX", r"from a file's name, as 'class_(\d+)': the group", dest="label")
+    folder_help = (
+        "from the first folder of a tar sample's key, a shard or an image; default for images"
+    )
     add("--label-folder", folder_help, dest="label", action="store_const", const=FromFolder())
-    add("--label-folder-level LEVEL", "1 is the second folder, -1 the innermost", dest="label")
-    add("--label-example FEATURE", "of an Example that --raw reads", dest="label", type=FromExample)
+    add(
+        "--label-folder-level LEVEL",
+        "from another folder: 1 is the second, -1 the last",
+        dest="label",
+    )
+    add(
+        "--label-example FEATURE",
+        "from an Example that --raw reads",
+        dest="label",
+        type=FromExample,
+    )
     return add
 
 
@@ -275,7 +286,7 @@ def _add_raw_option(add: Any) -> None:
 
 def _add_reading_options(add: Any) -> None:
     """Add the options of `index` and `verify` for how shards are read, by the function `add`."""
-    add("--container", "of the shards; default: by names and first bytes", choices=CONTAINERS)
+    add("--container", "the format; default: by names and first bytes", choices=CONTAINERS)
     add("--join", "join the members of a tar's sample that are not consecutive")
     _add_raw_option(add)
     longest = LIMITS.record_bytes
