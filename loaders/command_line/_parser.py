@@ -198,25 +198,15 @@ def _add_label_options(parser: argparse.ArgumentParser) -> Callable[..., None]:
     Returns:
         A function that adds another option to this mutually exclusive group.
     """
-    add = partial(_add, parser.add_mutually_exclusive_group())
-    add("--label FIELD", "the feature or tar member that holds the label")
-    add("--label-json FIELD[:KEY]", "from a JSON member, as json:object.name", dest="label")
-    add("--label-file REGEX", r"from a file's name, as 'class_(\d+)': the group", dest="label")
-    folder_help = (
-        "from the first folder of a tar sample's key, a shard or an image; default for images"
-    )
-    add("--label-folder", folder_help, dest="label", action="store_const", const=FromFolder())
-    add(
-        "--label-folder-level LEVEL",
-        "from another folder: 1 is the second, -1 the last",
-        dest="label",
-    )
-    add(
-        "--label-example FEATURE",
-        "from an Example that --raw reads",
-        dest="label",
-        type=FromExample,
-    )
+    group = parser.add_argument_group("where labels come from").add_mutually_exclusive_group()
+    add = partial(_add, group, dest="label")
+    add("--label FIELD", "a feature or tar member")
+    add("--label-json FIELD[:KEY]", "a JSON member, such as json:object.name")
+    add("--label-file REGEX", r"the group of a match in a file's name, such as 'class_(\d+)'")
+    folder_help = "the first folder of a tar's key, a shard or an image; default for images"
+    add("--label-folder", folder_help, action="store_const", const=FromFolder())
+    add("--label-folder-level LEVEL", "another folder: 1 is the second, -1 the innermost")
+    add("--label-example FEATURE", "an Example that --raw reads whole", type=FromExample)
     return add
 
 
@@ -239,7 +229,7 @@ def _add_index_parser(commands: Any) -> None:
         "a CSV or TSV file of keys and labels, with the header key,label or of two columns; a key "
         "is that of a tar's sample, of --key, or an image's path without its extension"
     )
-    add_label_option("--label-table FILE", table_help)
+    add_label_option("--label-table FILE", table_help, dest="label_table")
     add_classes = partial(_add, parser.add_mutually_exclusive_group())
     add_classes("--classes FILE", "the class names, one per line, in order; or an index")
     add_classes("--label-names", "take text as the name of a class, also if it is an integer")
