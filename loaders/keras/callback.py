@@ -145,7 +145,7 @@ class ResumeCallback(keras.callbacks.Callback):
         A run that `EarlyStopping` has ended stays ended, unless its patience is raised. A run that
         another callback stopped, for example before a time limit, is resumed.
 
-        Warns if `validation_data` is of a loader that has another order of classes.
+        Warns if `validation_data` is a loader that has another order of classes.
 
         Args:
             model: compiled.
@@ -170,8 +170,7 @@ class ResumeCallback(keras.callbacks.Callback):
             ValueError: the model or the optimizer differs from the checkpoint, or the loader or its
                 sampler has the option.
             TypeError: the model is not of Keras 3; `arrange` is neither names nor a function nor a
-                dataset; `validation_data` is a feed, or its elements are dicts of fields; or images
-                are not decoded.
+                dataset; or `validation_data` is a feed.
         """
         epochs = validate.integer("epochs", epochs, minimum=0)
         arrange = _fit_arguments.resolve_arrange(arrange)
@@ -180,7 +179,6 @@ class ResumeCallback(keras.callbacks.Callback):
         data = _fit_data(self.loader, arrange, check_model(model), options.get("class_weight"))
         if isinstance(options.get("validation_data"), Loader):
             options["validation_data"] = _fit_data(options["validation_data"], arrange, model)
-        _fit_arguments.check_elements(self.loader, data, options.get("validation_data"))
         if self.order is None:
             self._adapter.check_position(data)
         self._restore_last_checkpoint(model, arrange)
@@ -198,9 +196,6 @@ class ResumeCallback(keras.callbacks.Callback):
         )
         try:
             with self._adapter.original_errors():
-                if not (ended or _has_strategy(model)):
-                    with self.loader.external_passes.peek():  # reading does not move the position
-                        _fit_arguments.check_labels(self.loader, model, lambda: next(iter(data))[1])
                 return model.fit(
                     data,
                     epochs=epochs,

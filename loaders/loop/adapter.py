@@ -80,10 +80,6 @@ class Adapter:
         Only a subclass for the datasets of one framework can check this.
         """
 
-    def feed_of(self, batches: Any) -> Any:
-        """Return the feed whose batches a dataset has; None if this is not known."""
-        return None
-
     def original_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that raises original errors in place of the framework's."""
         return nullcontext()

@@ -16,7 +16,7 @@ from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import B, Loader, explain_key_error
 from twinfeed.loaders.tensorflow._iterators import destroy_iterators_in_thread
-from twinfeed.loaders.tensorflow._operators import check_batch_order, feed_of
+from twinfeed.loaders.tensorflow._operators import check_batch_order
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
 from twinfeed.loaders.tensorflow.original import OriginalErrors
 from twinfeed.samplers import validate
@@ -58,9 +58,6 @@ class _Adapter(Adapter):
     def check_position(self, batches: Any) -> None:
         if not isinstance(batches, tf.distribute.DistributedDataset):
             check_batch_order(batches, self.loader)
-
-    def feed_of(self, batches: Any) -> Any:
-        return feed_of(batches)
 
     def original_errors(self) -> AbstractContextManager[None]:
         # None: also the errors of other loaders, such as that of the validation data.

@@ -69,12 +69,6 @@ def _operators_on_batches(datasets: list[Any], batch_size: int | None) -> Iterat
         yield "Batch without unbatch"
 
 
-def feed_of(dataset: Any) -> Any:
-    """Return the feed whose batches a dataset is made of; None if they are not of a feed."""
-    sources = map(_source, _upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else ()
-    return next((getattr(source, "feed", None) for source in sources if source is not None), None)
-
-
 def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     """Yield a dataset and, recursively, the datasets that it is made of, up to a loader's own.
 

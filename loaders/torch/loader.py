@@ -58,10 +58,6 @@ class _Adapter(Adapter):
             return None
         return self.loader.dataloader(arrange)
 
-    def feed_of(self, batches: Any) -> Any:
-        """Return the feed of a DataLoader that `TorchLoader.dataloader` made; else None."""
-        return batches._loader.feed if isinstance(batches, _PassDataLoader) else None
-
 
 class TorchLoader(ThreadedLoader[B]):
     """Iterate over the batches of `feed` as tensors on `device`.
