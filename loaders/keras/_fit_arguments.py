@@ -77,9 +77,8 @@ def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any)
             f"function or names of fields, got {a_type(validation)}: map the batches of "
             f"the loader's dataset to (inputs, targets)"
         )
-    train, index = (
-        getattr(getattr(each, "feed", None), "index", None) for each in (loader, validation)
-    )
+    feeds = getattr(loader, "feed", None), getattr(validation, "feed", None)
+    train, index = (getattr(feed, "index", None) for feed in feeds)
     if isinstance(train, Index) and isinstance(index, Index) and train.classes:
         # The validation data may lack the last classes; None is the name of a missing class.
         names = islice(zip_longest(train.classes, index.classes), len(index.classes))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from itertools import zip_longest
 from typing import Any
 
 import keras
@@ -54,30 +53,22 @@ def describe_optimizer(optimizer: Any) -> str:
     return f"{type(optimizer).__name__}({text})"
 
 
-def weight_shapes(model: keras.Model) -> list[list[Any]]:
-    """Return the path and the shape of each weight, for JSON."""
-    return [[weight.path, list(weight.shape)] for weight in model.weights]
+def describe(model: keras.Model) -> list[list[str]]:
+    """Return the path and the shape of each weight, then the optimizer, to be saved as JSON."""
+    shapes = [[weight.path, str(tuple(weight.shape))] for weight in model.weights]
+    return [*shapes, ["optimizer", describe_optimizer(optimizer_of(model))]]
 
 
-def describe_shape_difference(model: keras.Model, saved: Sequence[Any]) -> str:
-    """Describe the first difference between a model's weights and `saved` weight shapes.
+def first_difference(model: keras.Model, saved: Sequence[Sequence[str]]) -> str:
+    """Return the first difference between a model and the saved description of one, or "".
 
-    `saved` has [path, shape] for each weight. Returns "" if all shapes are equal. Paths are not
-    compared: in a second model of one process, Keras gives layers other names.
+    Paths are not compared: in a second model of one process, Keras gives layers other names.
     """
-    current = weight_shapes(model)
-    for weight, saved_weight in zip_longest(current, saved, fillvalue=("no weight", None)):
-        if weight[1] != saved_weight[1]:
-            return (
-                f"it has {len(saved)} weights, this model has {len(current)}: the first difference "
-                f"is {_describe_weight(*saved_weight)} there, {_describe_weight(*weight)} here"
-            )
+    # If one has more weights, its next weight is compared with the optimizer of the other.
+    for (path, here), (saved_path, there) in zip(describe(model), saved, strict=False):
+        if here != there:
+            return f"it has {saved_path} {there} where this model has {path} {here}"
     return ""
-
-
-def _describe_weight(path: str, shape: Sequence[int] | None) -> str:
-    """Return the path of a weight with its shape, if it has one, as text."""
-    return path if shape is None else f"{path} {tuple(shape)}"
 
 
 def learning_rates(optimizer: Any) -> list[keras.Variable]:

@@ -12,13 +12,7 @@ import keras
 
 from twinfeed.loaders.keras import _callback_states, _fit_arguments, _model
 from twinfeed.loaders.keras._callback_list import ResumedCallbackList
-from twinfeed.loaders.keras._checkpoints import (
-    VERSION,
-    Checkpoint,
-    Checkpoints,
-    check_weights,
-    readable,
-)
+from twinfeed.loaders.keras._checkpoints import Checkpoint, Checkpoints
 from twinfeed.loaders.keras._data_adapter import LoaderDataAdapter
 from twinfeed.loaders.keras._model import check_model
 from twinfeed.loaders.loop.adapter import adapter_of
@@ -43,7 +37,7 @@ class ResumeCallback(keras.callbacks.Callback):
     when `fit` has ended. A checkpoint has the weights, the optimizer, the states of random layers,
     the metrics of the epoch so far, the values of the other callbacks, and the position of
     `loader`. Batches are counted when they are trained on, not when the dataset reads them ahead.
-    Checkpoints are written atomically. The last two checkpoints are kept.
+    Each checkpoint is a file of Keras's weights, written atomically. The last two are kept.
 
     Nothing is saved while the loss or a trained weight is not a finite number.
 
@@ -156,8 +150,8 @@ class ResumeCallback(keras.callbacks.Callback):
             epochs: the number of epochs of the whole run, as `epochs` of `model.fit`.
             callbacks: one, or several. They get their saved values back, such as the best value of
                 `ModelCheckpoint` and `EarlyStopping`. A callback of your own needs `get_state()`,
-                which returns a dict of numbers, strings, NumPy arrays, and lists and dicts of them,
-                and `set_state(state)`. A warning names the callbacks without them.
+                which returns a dict of numbers, strings, arrays of numbers, and lists and dicts of
+                them, and `set_state(state)`. A warning names the callbacks without them.
             verbose: as of `model.fit`.
             **options: other options of `model.fit`, except those that the loader or its sampler
                 decides. If `validation_data` is a loader, its batches go through `arrange` too.
@@ -222,27 +216,22 @@ class ResumeCallback(keras.callbacks.Callback):
         checkpoint = self._checkpoints.last()
         if checkpoint is None:
             return False
-        optimizer, state = _model.optimizer_of(model), checkpoint.state
+        state = checkpoint.state
         try:
             self._adapter.check_state(state["loader"])
         except (TypeError, ValueError) as error:  # StateMismatchError is a ValueError
             raise StateMismatchError(
-                f"{error}\nthe checkpoint is {checkpoint.folder}: start a new run with "
+                f"{error}\nthe checkpoint is {checkpoint.file}: start a new run with "
                 f"restart=True of ResumeCallback"
             ) from None
-        if difference := _model.describe_shape_difference(model, state["weights"]):
+        if difference := _model.first_difference(model, state["model"]):
             raise ValueError(
-                f"{checkpoint.folder} is of another model: {difference}: start a new run with "
+                f"{checkpoint.file} is of another model: {difference}: start a new run with "
                 f"restart=True"
-            )
-        if (optimizer_name := _model.describe_optimizer(optimizer)) != state["optimizer"]:
-            raise ValueError(
-                f"{checkpoint.folder} is of the optimizer {state['optimizer']}, the model has "
-                f"{optimizer_name}: start a new run with restart=True"
             )
         if not _load_checkpoint(model, checkpoint):
             warnings.warn(
-                f"{checkpoint.folder} is of a model with {len(state['random'])} states of random "
+                f"{checkpoint.file} is of a model with {len(state['random'])} states of random "
                 f"layers, and this model has more or fewer: they are not restored",
                 stacklevel=2,
             )
@@ -272,7 +261,7 @@ class ResumeCallback(keras.callbacks.Callback):
         unrestored = self._checkpoints.last() if must_restore else None
         if unrestored is not None:
             raise ValueError(
-                f"{unrestored.folder} is a checkpoint that was not restored: call restore(model) "
+                f"{unrestored.file} is a checkpoint that was not restored: call restore(model) "
                 f"before fit, or start a new run with restart=True"
             )
 
@@ -418,11 +407,9 @@ class ResumeCallback(keras.callbacks.Callback):
         if self._callbacks is not None:
             fit_state = self._callbacks.state(position["step"])
         state = {
-            "version": VERSION,
             "final": final,
             "loader": position,
-            "weights": _model.weight_shapes(self.model),
-            "optimizer": _model.describe_optimizer(self.model.optimizer),
+            "model": _model.describe(self.model),
             "random": _model.to_numpy(_model.random_states(self.model)),
             **fit_state,
         }
@@ -435,7 +422,7 @@ class ResumeCallback(keras.callbacks.Callback):
             return
         self._warned_not_finite = True
         checkpoint = self._last_checkpoint
-        last = "there is none" if checkpoint is None else f"it is {checkpoint.folder}"
+        last = "there is none" if checkpoint is None else f"it is {checkpoint.file}"
         warnings.warn(
             f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}, so "
             f"nothing is saved; the last checkpoint stays: {last}",
@@ -548,16 +535,11 @@ def _load_checkpoint(model: keras.Model, checkpoint: Checkpoint) -> bool:
 
     Raises:
         ValueError: the checkpoint is of another model.
-        OSError: the checkpoint is damaged.
     """
     try:
-        check_weights(checkpoint.weights)
-        with readable(checkpoint.folder):
-            model.load_weights(checkpoint.weights)
-            return _model.assign(_model.random_states(model), checkpoint.state["random"])
-    except OSError:
-        raise
-    except Exception as error:  # Keras and its backends raise errors of many types
+        model.load_weights(checkpoint.file)
+    except ValueError as error:
         raise ValueError(
-            f"{checkpoint.folder} is of another model: start a new run with restart=True: {error}"
+            f"{checkpoint.file} is of another model: start a new run with restart=True: {error}"
         ) from error
+    return _model.assign(_model.random_states(model), checkpoint.state["random"])

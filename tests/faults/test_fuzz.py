@@ -9,7 +9,7 @@ import pytest
 from faults.fuzz.fuzz import FOUND, TARGETS, run, workshop
 
 EACH = 50
-SLOW = {"part": 10, "labels": 20, "image": 10, "save": 20, "cache": 20, "url": 20}
+SLOW = {"part": 10, "labels": 20, "image": 10, "cache": 20, "url": 20}
 
 
 @pytest.fixture(autouse=True)
@@ -21,15 +21,11 @@ def own_environment() -> Iterator[None]:
     os.environ |= before
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize(
-    "target",
-    [pytest.param(one, marks=[pytest.mark.frameworks] if one == "save" else []) for one in TARGETS],
-)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_mutations_raise_only_documented_errors(target: str, half: int) -> None:
     cases = [f"{target}:{number}" for number in range(half, SLOW.get(target, EACH), 2)]
-    with workshop(saves=target == "save") as corpus:
+    with workshop() as corpus:
         found = {case: problem for case in cases if (problem := run(corpus, case))}
     assert not found
 

@@ -1,4 +1,4 @@
-"""The corpus of damage to any file, to indexes, to parts of builds and to saves of Keras.
+"""The corpus of damage to any file, to indexes and to parts of builds.
 
 An index is a folder that is changed with the right checksums. The bytes of shards are in
 `damaged_shards`.
@@ -6,7 +6,6 @@ An index is a folder that is changed with the right checksums. The bytes of shar
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import zipfile
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from support.formats import flipped
 from support.inside import LIMITS, MANIFEST, VERSION, StringColumn, file_digest, json_digest
 
 # What is left of a file that was cut. A byte less at its end may be a mere newline less.
@@ -259,67 +257,3 @@ PARTS: dict[str, Callable[[Path], object]] = {
         for how, cut in CUTS.items()
     },
 }
-
-
-def flipping(part: float, bit: int) -> Callable[[bytes], bytes]:
-    """Return what flips a bit after this part of the bytes."""
-    return lambda data: flipped(data, int(part * len(data)), 1 << bit)
-
-
-def stated(**values: Any) -> Callable[[bytes], bytes]:
-    return lambda data: json.dumps(json.loads(data) | values).encode()
-
-
-def arrays_bomb(_: bytes) -> bytes:
-    file = io.BytesIO()
-    np.savez_compressed(file, **{str(n): np.zeros(1 << 20) for n in range(4)})
-    return file.getvalue()
-
-
-def weights(odd: bool) -> Callable[[bytes], bytes]:
-    """Return what writes floats that numpy lacks, or a huge array. h5py comes with Keras."""
-
-    def write(_: bytes) -> bytes:
-        import h5py
-
-        memory = io.BytesIO()
-        with h5py.File(memory, "w") as file:
-            if odd:
-                floats = h5py.h5t.IEEE_F32LE.copy()
-                floats.set_ebias(1 << 20)
-                h5py.h5d.create(file.id, b"weights", floats, h5py.h5s.create(h5py.h5s.SCALAR))
-            else:
-                file.create_dataset("0", (1 << 20, 1 << 10), "f4", chunks=(1 << 10, 1))
-        return memory.getvalue()
-
-    return write
-
-
-FILES = "state.json", "arrays.npz", "model.weights.h5", "checksums.json"
-DRAW = random.Random(0)
-
-# A file of a save of Keras, how it is changed, whether its checksum is right, a word of the error.
-SAVES: list[tuple[str, Callable[[bytes], bytes], bool, str]] = [
-    *(
-        (name, flipping(DRAW.random(), DRAW.randrange(8)), False, "")
-        for name in FILES
-        for _ in range(40)
-    ),
-    *((name, cut, False, "cannot be read") for name in FILES for cut in CUTS.values()),
-    *((name, lambda _: b"[]", False, "cannot be read") for name in FILES),
-    ("state.json", stated(version=1), False, "is of version 1"),
-    ("state.json", stated(weights=[["dense/kernel", 3]]), True, "must have a path and a shape"),
-    ("state.json", stated(weights=1), True, "'weights' of its state is of type int"),
-    ("state.json", stated(optimizer=True), True, "'optimizer' of its state is of type bool"),
-    ("state.json", stated(random=None), True, "'random' of its state is of type NoneType"),
-    ("state.json", stated(random=["no array"]), True, "another model"),
-    (
-        "state.json",
-        lambda data: data.replace(b'"step": 0', b'"step": %d' % (1 << 62), 1),
-        True,
-        "must be below",
-    ),
-    ("arrays.npz", arrays_bomb, True, "claim more bytes than the file has"),
-    ("model.weights.h5", weights(odd=False), True, "claim more bytes than the file has"),
-    ("model.weights.h5", weights(odd=True), True, "another model"),
-]

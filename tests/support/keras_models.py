@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 
 from support.tensorflow_feeds import CLASSES, RECORDS, loader, numbers, packed
@@ -26,6 +29,18 @@ def model(optimizer: Any = "adam", *first: keras.layers.Layer, units: int = CLAS
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     network.compile(optimizer, loss, run_eagerly=True)
     return network
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names of all files in a folder of saves, without the suffix."""
+    return sorted(path.name.removesuffix(".weights.h5") for path in folder.iterdir())
+
+
+def state_of(file: Path) -> dict[str, Any]:
+    """Return the state that a save has, without its arrays."""
+    with h5py.File(file) as weights:
+        state: dict[str, Any] = json.loads(weights["twinfeed.state/state"].asstr()[()])
+    return state
 
 
 class Interrupt(keras.callbacks.Callback):

@@ -1,28 +1,25 @@
 """The saves of Keras's `fit`: never half a save, never a bad save in the place of a good save."""
 
-import json
 import os
-import shutil
+import random
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from programs import keras_child
 from support import PROGRAMS
-from support.damage import SAVES
-from support.keras_models import Interrupt, made, model, pairs
+from support.damage import CUTS, mutated
+from support.keras_models import Interrupt, made, model, names, pairs, state_of
 from support.programs import PYTHON, QUIET
 from support.tensorflow_feeds import CLASSES, loader, numbers, packed
 
-from twinfeed.loaders.keras import ResumeCallback
-from twinfeed.loaders.support.deletable import mark_deletable
+from twinfeed.loaders.keras import ResumeCallback, _checkpoints
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import PKBatchSampler, StateMismatchError
 
@@ -51,6 +48,9 @@ def train(
     return one
 
 
+UNFINISHED = ".unfinished.weights.h5"
+
+
 class Spoil(keras.callbacks.Callback):
     """Make a weight of the model no number, after some batches: as a step does that overflows."""
 
@@ -73,14 +73,10 @@ def test_process_killed_while_saving_keeps_previous_save(tmp_path: Path) -> None
         command, stdout=subprocess.PIPE, text=True, env=os.environ | QUIET
     ) as process:
         assert process.stdout is not None
-        pid, whole = int(process.stdout.readline()), 0
+        pid = int(process.stdout.readline())
         while process.poll() is None:
-            sizes = [size(path) for path in written(tmp_path, "model.weights.h5")]
-            if not whole and any(
-                path.parent.name[0] != "." for path in written(tmp_path, "state.json")
-            ):
-                whole = max(sizes, default=0)  # no file was there a moment ago
-            if any(1 << 20 < one < 0.9 * whole for one in sizes):
+            whole = max(map(size, tmp_path.glob("0*.weights.h5")), default=0)
+            if 1 << 20 < size(tmp_path / UNFINISHED) < 0.9 * whole:
                 os.kill(pid, signal.SIGKILL)
                 process.wait()
             time.sleep(0.001)
@@ -89,11 +85,6 @@ def test_process_killed_while_saving_keeps_previous_save(tmp_path: Path) -> None
     assert (one.epoch, one.step) == (1, 0)
     assert int(network.optimizer.iterations.numpy()) == 8
     assert all(np.isfinite(part).all() and part.any() for part in network.get_weights())
-
-
-def written(folder: Path, name: str) -> list[Path]:
-    """Find the files of this name in all saves. Folders may be renamed meanwhile."""
-    return [Path(found, name) for found, _, names in os.walk(folder) if name in names]
 
 
 def size(path: Path) -> int:
@@ -120,27 +111,24 @@ def test_save_is_synced_before_rename(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "fsync", syncing)
     monkeypatch.setattr(Path, "rename", renaming)
     resume.fit(model(), pairs, verbose=0)
-    *files, work, renamed, folder = done[: len(done) // 2]
-    assert sorted(files) == [
-        ".twinfeed",
-        "arrays.npz",
-        "checksums.json",
-        "model.weights.h5",
-        "state.json",
-    ]
-    assert renamed == f"{work} -> 000001-epoch1-step0"
-    assert folder == tmp_path.name
+    rename_first = f"{UNFINISHED} -> 000001-epoch1-step0.weights.h5"
+    assert done[: len(done) // 2] == [UNFINISHED, rename_first, tmp_path.name]
 
 
 def test_leftovers_of_killed_process_are_removed_and_two_saves_kept(tmp_path: Path) -> None:
-    left = tmp_path / ".000001-epoch0-step3-0123456789abcdef"
-    left.mkdir()
-    mark_deletable(left)
-    (left / "model.weights.h5").write_bytes(b"half")
+    (tmp_path / UNFINISHED).write_bytes(b"half")
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, model(), Interrupt(15), save_freq=2)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["000006-epoch1-step4", "000007-epoch1-step6"]
+    assert names(tmp_path) == ["000006-epoch1-step4", "000007-epoch1-step6"]
+
+
+def test_keras_loads_the_weights_of_a_save(tmp_path: Path) -> None:
+    network, other = model(), model()
+    ResumeCallback(made(), tmp_path).fit(network, pairs, verbose=0)
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(tmp_path / "000001-epoch1-step0.weights.h5")
+    for mine, theirs in zip(network.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_position_is_saved_once(tmp_path: Path) -> None:
@@ -153,52 +141,85 @@ def test_position_is_saved_once(tmp_path: Path) -> None:
         history = resume.fit(model(), pairs, epochs=2, verbose=0)
         resume.save()
         assert history.epoch == [0, 1]
-        names = sorted(path.name for path in tmp_path.iterdir())
-        assert names == ["000002-epoch2-step0", "000003-epoch2-step0-end"]
-        state = json.loads((tmp_path / names[0] / "state.json").read_text())
+        assert names(tmp_path) == ["000002-epoch2-step0", "000003-epoch2-step0-end"]
+        state = state_of(tmp_path / "000002-epoch2-step0.weights.h5")
         assert state["callbacks"]["History"]["attributes"]["epoch"] == [0, 1]
 
 
 def test_files_that_are_no_saves_are_kept(tmp_path: Path) -> None:
     """Folders, files and links of others, whatever their names."""
-    (tmp_path / ".my-epoch-wise-step-notes").mkdir()
-    (tmp_path / ".my-epoch-wise-step-notes/thesis.txt").write_text("mine")
-    (tmp_path / "0-epoch3-step40").mkdir()
-    (tmp_path / "0-epoch3-step40/mine.txt").write_text("mine")
-    (tmp_path / "000001-epoch0-step2").write_text("mine")
-    (tmp_path / "9-epoch0-step2").symlink_to(tmp_path / "0-epoch3-step40")
-    (tmp_path / ".1-epoch0-step2-f").write_text("mine")
-    before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
-    ResumeCallback(made(), tmp_path, save_freq=2).fit(model(), pairs, verbose=0)
-    after = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
-    assert before.items() <= after.items()
-    network, one = model(), made()
-    assert ResumeCallback(one, tmp_path).restore(network)
-    assert one.epoch == 1
+    saves = tmp_path / "saves"
+    ResumeCallback(made(), saves).fit(model(), pairs, verbose=0)
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("mine")
+    (saves / "notes").mkdir()
+    (saves / "0-epoch1-step0.weights.h5").mkdir()
+    (saves / "00-epoch0-step2.weights.h5").write_text("mine")
+    (saves / "000-epoch0-step2.weights.h5").symlink_to(*saves.glob("*-end.weights.h5"))
+    (saves / ".1-epoch0-step2.weights.h5").write_text("mine")
+    others = {path: path.lstat().st_ino for path in saves.iterdir() if "00000" not in path.name}
+    (saves / UNFINISHED).symlink_to(thesis)
+    one = made()
+    ResumeCallback(one, saves).fit(model(), pairs, epochs=3, verbose=0)
+    assert one.epoch == 3
+    assert len(others) == 5
+    assert others == {path: path.lstat().st_ino for path in others}
+    assert thesis.read_text() == "mine"
 
 
 def test_damaged_save_raises_one_error_and_keeps_position(tmp_path: Path) -> None:
-    """The error names the save, and takes little memory. The save before is restored without it."""
-    one, network = made(), model("adam", keras.layers.Dropout(0.5))
+    """Any other bytes are found before they are parsed. The save before is restored without it."""
+    one, network, draw = made(), model("adam", keras.layers.Dropout(0.5)), random.Random(0)
     ResumeCallback(made(), tmp_path).fit(network, pairs, verbose=0)
-    (last,) = tmp_path.glob("*-end")
-    whole = {path.name: path.read_bytes() for path in last.iterdir()}
-    for number, (name, change, forged, word) in enumerate(SAVES):
-        (last / name).write_bytes(change(whole[name]))
-        if forged:
-            sums = json.loads(whole["checksums.json"])
-            sums[name] = google_crc32c.value((last / name).read_bytes())
-            (last / "checksums.json").write_text(json.dumps(sums))
-        with pytest.raises((OSError, ValueError)) as caught:
+    (last,) = tmp_path.glob("*-end.weights.h5")
+    whole = last.read_bytes()
+    for data in (mutated(whole, draw) for _ in range(60)):
+        last.write_bytes(data)
+        with pytest.raises(OSError, match=f"{last.name}: .* its checksum is wrong: delete the"):
             ResumeCallback(one, tmp_path).restore(network)
-        said = str(caught.value)
-        assert (last.name in said, word in said) == (True, True), (number, name, said)
         assert (one.epoch, one.step) == (0, 0)
-        for changed in (name, "checksums.json"):
-            (last / changed).write_bytes(whole[changed])
-    shutil.rmtree(last)
+    for cut in CUTS.values():
+        last.write_bytes(cut(whole))
+        with pytest.raises(OSError, match=f"{last.name}: .* its checksum is wrong: delete the"):
+            ResumeCallback(one, tmp_path).restore(network)
+    last.unlink()
     assert ResumeCallback(one, tmp_path).restore(network)
     assert (one.epoch, one.step) == (1, 0)
+
+
+def test_save_of_another_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(_checkpoints, "VERSION", 99)
+        ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=0)
+    with pytest.raises(ValueError, match=r"-end.* is of version 99, .* version 4: .* restart"):
+        ResumeCallback(made(), tmp_path).restore(model())
+
+
+def test_arrays_that_numpy_lacks_are_saved_as_float32(tmp_path: Path) -> None:
+    """The values of callbacks come back as they were, beside that."""
+    arrays = [np.array(True), np.zeros([0, 3], ">i2"), np.array([1 + 2j])]
+
+    class Keeps(keras.callbacks.Callback):
+        got: Any = None
+
+        def get_state(self) -> dict[str, Any]:
+            numbers = (None, False, 3, np.uint8(4), 0.5, "a\0é")
+            half = keras.ops.convert_to_numpy(keras.ops.ones([2], "bfloat16"))
+            return {"arrays": arrays, "numbers": numbers, "bfloat16": half}
+
+        def set_state(self, state: dict[str, Any]) -> None:
+            self.got = state
+
+    ResumeCallback(made(), tmp_path).fit(model(), pairs, callbacks=Keeps(), verbose=0)
+    keeps = Keeps()
+    ResumeCallback(made(), tmp_path).fit(model(), pairs, epochs=2, callbacks=keeps, verbose=0)
+    assert keeps.got["numbers"] == [None, False, 3, 4, 0.5, "a\0é"]
+    assert keeps.got["bfloat16"].dtype == np.float32
+    for mine, theirs in zip(arrays, keeps.got["arrays"], strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.filterwarnings("ignore:a resumed run cannot restore:UserWarning")
@@ -252,10 +273,7 @@ def test_restarted_run_keeps_save_that_was_not_restored(tmp_path: Path) -> None:
         train(tmp_path, model(), Interrupt(5), save_freq=3)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, model(), Interrupt(3), save_freq=2, restore=False, restart=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "000001-epoch0-step3",
-        "000002-epoch0-step2",
-    ]
+    assert names(tmp_path) == ["000001-epoch0-step3", "000002-epoch0-step2"]
     one = made()
     assert ResumeCallback(one, tmp_path).restore(model())
     assert one.step == 2
@@ -269,10 +287,7 @@ def test_fit_with_restart_starts_anew(tmp_path: Path, capsys: pytest.CaptureFixt
     resume.fit(model(), pairs, verbose=2)
     assert "8/8" in capsys.readouterr().out
     assert resume.fit(model(), pairs, epochs=2, verbose=0).epoch == [0, 1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "000005-epoch2-step0",
-        "000006-epoch2-step0-end",
-    ]
+    assert names(tmp_path) == ["000005-epoch2-step0", "000006-epoch2-step0-end"]
 
 
 class Own(keras.callbacks.Callback):
@@ -349,7 +364,7 @@ def test_more_epochs_resume_from_weights_before_averaging(tmp_path: Path) -> Non
 def test_end_save_alone_resumes(tmp_path: Path) -> None:
     """Somebody has deleted the save of the last epoch. What callbacks knew is in both."""
     ResumeCallback(made(), tmp_path).fit(model(), pairs, epochs=1, verbose=0)
-    shutil.rmtree(tmp_path / "000001-epoch1-step0")
+    (tmp_path / "000001-epoch1-step0.weights.h5").unlink()
     history = ResumeCallback(made(), tmp_path).fit(model(), pairs, epochs=2, verbose=0)
     assert history.epoch == [0, 1]
 

@@ -1,6 +1,5 @@
 """Datasets under Keras: the right batches in each epoch, and `fit` resumed at any step."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support.keras_models import Interrupt
+from support.keras_models import Interrupt, names, state_of
 from support.tensorflow_feeds import CLASSES, RECORDS, ids_of, loader, numbers, packed
 
 from twinfeed.loaders.keras import ResumeCallback
@@ -119,7 +118,7 @@ class Places(keras.callbacks.Callback):
 
 def saved(folder: Path) -> dict[str, Any]:
     """What the last save says of the loader."""
-    state: dict[str, Any] = json.loads(max(folder.glob("*/state.json")).read_text())["loader"]
+    state: dict[str, Any] = state_of(max(folder.iterdir()))["loader"]
     return state
 
 
@@ -156,8 +155,8 @@ def test_resumed_fit_equals_uninterrupted_fit(tmp_path: Path, after: int) -> Non
     assert int(whole.optimizer.iterations.numpy()) == int(resumed.optimizer.iterations.numpy())
     assert places.seen == list(range({2: 1, 11: 12}[after], 25))
     assert (last.epoch, last.step) == (3, 0)
-    names = sorted(path.name[6:] for path in (tmp_path / "cut").iterdir())
-    assert names == ["-epoch3-step0", "-epoch3-step0-end"]
+    last = [name[6:] for name in names(tmp_path / "cut")]
+    assert last == ["-epoch3-step0", "-epoch3-step0-end"]
 
 
 @saves_weights

@@ -1,9 +1,8 @@
-"""The targets of the fuzzer that are files: changed shards, images, side tables, parts, saves."""
+"""The targets of the fuzzer that are files: changed shards, images, side tables, parts."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import random
@@ -329,7 +328,3 @@ TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "collect": collected,
     "results": results,
 }
-if importlib.util.find_spec("keras") is not None:
-    from faults.fuzz.saves import save
-
-    TARGETS["save"] = save

@@ -303,7 +303,7 @@ def run(corpus: Corpus, case: str) -> str | None:
 
 
 @contextlib.contextmanager
-def workshop(*, saves: bool = False) -> Iterator[Corpus]:
+def workshop() -> Iterator[Corpus]:
     """Give the corpus in a temporary folder; what hangs, or takes all memory, is a finding too."""
 
     def stop(*_: object) -> None:
@@ -314,8 +314,6 @@ def workshop(*, saves: bool = False) -> Iterator[Corpus]:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         corpus = Corpus()
-        if saves:  # a training, and the memory that its framework takes
-            FILES["save"](corpus, random.Random())
         statm = Path("/proc/self/statm")
         if statm.exists():  # else the system does not say what is in use
             used = int(statm.read_text().split()[0]) * resource.getpagesize()
@@ -341,8 +339,7 @@ def main() -> int:
     options = parser.parse_args()
     done, found = Counter[str](), dict[str, str]()
     spent = dict.fromkeys(options.targets, 0.0)
-    chosen = [(options.case or "").partition(":")[0], *options.targets]
-    with workshop(saves="save" in chosen) as corpus:
+    with workshop() as corpus:
         if options.case:
             print(run(corpus, options.case) or "nothing is wrong")
             return 0
