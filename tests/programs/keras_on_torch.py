@@ -129,7 +129,7 @@ def warns_of_class_numbers(folder: Path) -> None:
         return loader(index, BatchSampler(RandomSampler(2, seed=0), batch_size=2))
 
     resume = ResumeCallback(of(["cat", "dog"]), folder / "saved")
-    validation = of(["cat", "owl"]).dataloader(pairs)
+    validation = of(["cat", "owl"])
     with warnings.catch_warnings(record=True) as caught:
         resume.fit(model(built=True)[0], pairs, validation_data=validation, verbose=0)
     assert any("class 1 is 'dog' in the training and 'owl'" in str(one.message) for one in caught)
