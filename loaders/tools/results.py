@@ -61,7 +61,8 @@ class Results:
     def __init__(
         self, of: Feed | SupportsIndex, /, *, ids: Ids | None = None, run: object = None
     ) -> None:
-        self._run: dict[str, Any] = {"run": None if run is None else str(run)}
+        name = "" if run is None else str(run)  # an empty text, as of an unset variable, is none
+        self._run: dict[str, Any] = {"run": name or None}
         if isinstance(of, Feed):
             self._num_ids = of.sampler.num_ids
             self._run["feed"] = NumpyLoader(of).state_dict()

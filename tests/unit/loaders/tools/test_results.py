@@ -334,8 +334,10 @@ def test_fault_111_file_of_another_run_is_refused(tmp_path: Path) -> None:
     for options in others:
         save(1, **options)
         refused()
-    save(0, run=None)  # both files are without a name
-    refused()
+    for nameless in (None, ""):
+        save(0, run=nameless)
+        save(1, run=nameless)
+        refused()
     save(0)
     results = Results(4, run=7)  # of no feed
     results.add([2, 3], x=[0, 1])
