@@ -171,7 +171,7 @@ def torch_device(device: torch.device | str | None, /) -> torch.device:
             return torch.device("cpu")
         return torch.device("cuda", cuda.current_device())
     try:
-        chosen = torch.device(device.lower() if isinstance(device, str) else device)
+        chosen = torch.device(device.lower().lstrip("/") if isinstance(device, str) else device)
         torch.empty(0, device=chosen)
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
         why = str(error).splitlines()[0]

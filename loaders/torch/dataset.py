@@ -231,6 +231,7 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
     ([4, 0, 2, 1, 3], [[4, 0, 2], [1, 3]])
     """
 
+    @validate.show_call("TorchSampler(sampler)")
     def __init__(self, sampler: Sampler | BatchStream, /) -> None:
         if not isinstance(sampler, (Sampler, BatchStream)):
             found = validate.a_type(sampler)
@@ -305,6 +306,7 @@ class RequestSampler(TorchSampler):
     [[0, 1], [2]]
     """
 
+    @validate.show_call("RequestSampler(feed)")
     def __init__(self, feed: Feed, /) -> None:
         stream = copy.copy(check_feed(feed).sampler)
         stream._own_cursor = None  # the copy has its own position, and starts at the first batch

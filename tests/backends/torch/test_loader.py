@@ -84,8 +84,9 @@ def test_ragged_tensors_lie_completely_on_device(index: Index) -> None:
     assert [part.device.type for part in parts] == ["meta"] * 3
 
 
-def test_device_may_be_in_capitals_as_in_tensorflow(index: Index) -> None:
-    batch = next(iter(TorchLoader(Feed(index, random()), device="CPU:0")))
+@pytest.mark.parametrize("device", ["CPU:0", "/CPU:0", "cpu"])
+def test_device_may_be_written_as_in_tensorflow(index: Index, device: str) -> None:
+    batch = next(iter(TorchLoader(Feed(index, random()), device=device)))
     assert batch["id"].device.type == "cpu"
 
 

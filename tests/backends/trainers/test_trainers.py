@@ -19,7 +19,13 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import Feed, Index
-from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
+from twinfeed.loaders.torch import (
+    RecordDataset,
+    RequestSampler,
+    TorchLoader,
+    TorchSampler,
+    as_tensors,
+)
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -178,6 +184,8 @@ def test_lightning_replacing_sampler_is_an_error(index: Index, rank: int | None)
         _update_dataloader(plain(index, sampler), other)
     with pytest.raises(TypeError, match=r"use_distributed_sampler=False"):
         _update_dataloader(DataLoader(range(RECORDS), batch_sampler=sampler), other)
+    with pytest.raises(TypeError, match=r"use_distributed_sampler=False"):
+        _update_dataloader(DataLoader(range(RECORDS), batch_sampler=TorchSampler(sampler)), other)
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "lightning.fabric"])
