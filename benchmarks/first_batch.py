@@ -36,7 +36,7 @@ def write_index(folder: Path, records: int) -> None:
     """Write an index of sparse shards, whose records hold zeros."""
     import numpy as np
 
-    from twinfeed import IndexOptions
+    from twinfeed.loaders import IndexOptions
     from twinfeed.loaders.building.writer import index_writer
     from twinfeed.loaders.index.arrays import StringColumn, row_type
     from twinfeed.loaders.index.index import SHARD

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 from ways import Ways, main, timed
 
-from twinfeed import IndexOptions, Reader, TFRecordWriter, build_index, open_index, verify
+from twinfeed import Reader, TFRecordWriter, build_index, open_index, verify
+from twinfeed.loaders import IndexOptions
 from twinfeed.loaders.building.writer import index_writer
 from twinfeed.loaders.command_line import main as command
 from twinfeed.loaders.formats.example import encode
@@ -196,7 +197,8 @@ def held_for(make: Callable[[], Any], *, steps: int) -> Found:
 
 def pk_mapped() -> Found:
     """P x K of 10^9 records in 10^7 classes, from a class order that is mapped; a sparse file."""
-    from twinfeed import ClassOrder, PKBatchSampler
+    from twinfeed import PKBatchSampler
+    from twinfeed.samplers import ClassOrder
 
     classes, size = 10**7, 100
     with tempfile.TemporaryDirectory() as folder:

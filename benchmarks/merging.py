@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed import IndexOptions, open_index
+from twinfeed import open_index
+from twinfeed.loaders import IndexOptions
 from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import FieldStats, ShardPart, load_part, new_part

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed import IndexOptions, Reader, TFRecordWriter, build_index, open_index
+from twinfeed import Reader, TFRecordWriter, build_index, open_index
+from twinfeed.loaders import IndexOptions
 from twinfeed.loaders.building.writer import index_writer
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.index.arrays import StringColumn, row_type

@@ -1,8 +1,9 @@
 """One seed, one stream of batches: the same records, in the same order, in every framework.
 
-Every public name is here, and is imported when it is used: `from twinfeed import TorchLoader`
-imports torch, `from twinfeed import *` no framework. `twinfeed.samplers` decides which records make
-the next batch, and `twinfeed.loaders` brings the records to a training loop.
+The names of a training are here, and are imported when they are used: `from twinfeed import
+TorchLoader` imports torch, `from twinfeed import *` no framework. `twinfeed.samplers` decides which
+records make the next batch, and `twinfeed.loaders` brings the records to a training loop. These two
+have the types of results and arguments too, and `twinfeed.testing` has tests of what you write.
 
 >>> from twinfeed import ExactOnceBatchSampler
 >>> list(ExactOnceBatchSampler(5, batch_size=2))

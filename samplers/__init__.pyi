@@ -2,6 +2,7 @@ from twinfeed.samplers._stream import BatchStream as BatchStream
 from twinfeed.samplers.batch import BatchSampler as BatchSampler
 from twinfeed.samplers.bucket import BucketBatchSampler as BucketBatchSampler
 from twinfeed.samplers.class_order import ClassOrder as ClassOrder
+from twinfeed.samplers.cursor import Cursor as Cursor
 from twinfeed.samplers.diagnostics import Diagnosis as Diagnosis
 from twinfeed.samplers.diagnostics import Measure as Measure
 from twinfeed.samplers.diagnostics import Stretch as Stretch

@@ -6,13 +6,12 @@ python tests/public_api.py > tests/golden/api.txt
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import twinfeed
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 OWN = ("__call__", "__getitem__", "__iter__", "__len__")
@@ -21,15 +20,26 @@ OWN = ("__call__", "__getitem__", "__iter__", "__len__")
 def lines() -> list[str]:
     """Return every line, sorted."""
     out = set(options())
-    for name in reference():
-        out |= set(described(f"twinfeed.{name}", getattr(twinfeed, name)))
+    for path in reference():
+        module, _, name = path.rpartition(".")
+        out |= set(described(path, getattr(importlib.import_module(module), name)))
     return sorted(out)
 
 
 def reference() -> list[str]:
-    """Return the names that the pages of the reference show."""
-    shown = re.compile(r"^\.\. (?:auto|py:)\w+:: (?:[\w.]+\.)?(\w+)$", re.MULTILINE)
-    return shown.findall("\n".join(page.read_text() for page in sorted(REFERENCE.glob("*.md"))))
+    """Return the names that the pages of the reference show, each with the module to import from.
+
+    This is the `currentmodule` above the name.
+    """
+    shown = re.compile(
+        r"^\.\. (?:currentmodule:: (\S+)|(?:auto|py:)\w+:: (?:[\w.]+\.)?(\w+))$", re.MULTILINE
+    )
+    module, names = "", []
+    for page in sorted(REFERENCE.glob("*.md")):
+        for found, name in shown.findall(page.read_text()):
+            module = found or module
+            names += [f"{module}.{name}"] if name else []
+    return names
 
 
 def breaking(before: list[str], now: list[str]) -> list[str]:

@@ -6,7 +6,8 @@ import numpy as np
 from same_ids import report
 from torch.utils.data import DataLoader
 
-from twinfeed import BatchSampler, RandomSampler, Sampler, check_sampler
+from twinfeed import BatchSampler, RandomSampler, Sampler
+from twinfeed.testing import check_sampler
 
 
 class CurriculumSampler(Sampler):

@@ -17,9 +17,9 @@ from twinfeed import (
     NumpyLoader,
     RandomSampler,
     Sampler,
-    check_sampler,
 )
 from twinfeed.samplers import SamplerTraits
+from twinfeed.testing import check_sampler
 
 
 class RepeatedAugmentationSampler(Sampler):
