@@ -80,7 +80,7 @@ def _check_sampler(sampler: Any) -> None:
             f"replaced(BatchSampler(sampler, batch_size=…), {{step: {{bad: good}}}})"
         )
     if not isinstance(sampler, BatchStream):
-        raise TypeError(f"sampler must be a batch sampler, got a {type(sampler).__name__}")
+        raise TypeError(f"sampler must be a batch sampler, got {validate.a_type(sampler)}")
     problems = {
         "gives every record once: records= leaves some out": sampler.evaluation,
         "reuses records, of which some are kept": sampler.traits.max_cached is not None,

@@ -252,7 +252,7 @@ def records_of(source: Source, name: int | str, /) -> list[int]:
         check_bounds(number, number, len(source), "record")
         return [number]
     if not isinstance(source, Index):
-        raise TypeError(f"the key {name!r} needs an index, and not a {type(source).__name__}")
+        raise TypeError(f"the key {name!r} needs an index, and not {validate.a_type(source)}")
     keys = source.keys()
     records = [number for number, key in enumerate(keys) if key == name]
     if not records:
