@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -151,47 +151,43 @@ ARRAYS_FOLDER = re.compile(r"columns-[0-9a-f]{16}")
 """The names of folders in an index that contain its arrays."""
 
 
+_TYPES: Mapping[str, Any] = {
+    "arrays": dict,
+    "class_order": str | None,
+    "columns": list,
+    "digests": dict,
+    "fields": list,
+    "fingerprint": str,
+    "folder": str,
+    "options": dict,
+}
+
+
 def check_manifest(manifest: Mapping[str, Any], /) -> None:
     """Raise ValueError, KeyError or TypeError if a value of a manifest is missing or impossible."""
-    _require("folder", ARRAYS_FOLDER.fullmatch(str(manifest["folder"])))
-    arrays, fields, options = manifest["arrays"], manifest["fields"], manifest["options"]
-    _require("arrays", isinstance(arrays, dict) and len(arrays) <= LIMITS.arrays)
+    for name, of_type in _TYPES.items():
+        _require(name, isinstance(manifest[name], of_type))
+    arrays, fields, columns = manifest["arrays"], manifest["fields"], manifest["columns"]
+    _require("folder", ARRAYS_FOLDER.fullmatch(manifest["folder"]))
+    _require("arrays", len(arrays) <= LIMITS.arrays)
     for name, entry in arrays.items():
-        _require(name, ARRAY_NAME.fullmatch(name) and isinstance(entry, dict))
-        _require(name, _is_natural(entry["bytes"]) and isinstance(entry["sha256"], str))
-        shape = entry["shape"]
-        is_shape = isinstance(shape, list) and 0 < len(shape) < 3 and all(map(_is_natural, shape))
-        _require(name, is_shape)
+        _require(name, ARRAY_NAME.fullmatch(name) and 0 < len(entry["shape"]) < 3)
+        _require(name, all(map(_is_natural, [entry["bytes"], *entry["shape"]])))
     _require("container", manifest["container"] in CONTAINERS)
     _require("records", _is_natural(manifest["records"]))
-    _require("fields", isinstance(fields, list))
-    _require_names("fields", [field["name"] for field in fields])
     _require("fields", all(_is_natural(field["missing"]) for field in fields))
-    _require_names("columns", manifest["columns"])
-    order = manifest["class_order"]
-    _require("class_order", isinstance(order, str | None))
-    _require("class_order", order is None or arrays.keys() >= CLASS_ORDER.keys())
-    _require("fingerprint", isinstance(manifest["fingerprint"], str))
-    digests = manifest["digests"]
-    _require("digests", isinstance(digests, dict) and _are_strings(digests.values()))
-    _require("options", isinstance(options, dict))
-    _require("root", isinstance(options["root"], str | None))
+    for kind, names in {"fields": [f["name"] for f in fields], "columns": columns}.items():
+        _require(kind, all(isinstance(name, str) for name in names))
+        _require(kind, len(set(names)) == len(names))
+    has_order = manifest["class_order"] is not None
+    _require("class_order", not has_order or arrays.keys() >= CLASS_ORDER.keys())
+    _require("root", isinstance(manifest["options"]["root"], str | None))
 
 
 def _require(name: str, is_valid: object) -> None:
     """Raise ValueError unless `is_valid`; the error says that the value `name` is bad."""
     if not is_valid:
         raise ValueError(f"bad {name[:40]}")
-
-
-def _require_names(name: str, values: Sequence[object]) -> None:
-    """Raise ValueError unless a value of the manifest is a list of distinct strings."""
-    is_valid = isinstance(values, list) and _are_strings(values) and len(set(values)) == len(values)
-    _require(name, is_valid)
-
-
-def _are_strings(values: Any) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _is_natural(value: object) -> bool:
