@@ -84,7 +84,7 @@ COVERED = (
     (
         "loaders/index",
         "unit/loaders/index/test_index.py",
-        "arrays class_arrays manifest open options paths",
+        "arrays manifest open options paths",
     ),
     ("loaders/index", "unit/loaders/tools/test_planning.py", "sizes"),
     (

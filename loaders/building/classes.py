@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 
 from twinfeed.loaders.building.writer import IndexWriter
-from twinfeed.loaders.index.class_arrays import READ_ITEMS
 from twinfeed.loaders.index.options import Label, as_label
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s
@@ -34,6 +33,9 @@ _NAMES_ADVICE = (
 
 SORTED_AT_ONCE = 1 << 23
 """About how many records are sorted at a time, to bound memory. All labels are read each time."""
+
+READ_ITEMS = 1 << 20
+"""The number of labels that are read at a time, to bound memory."""
 
 
 class Vocabulary:

@@ -2,10 +2,10 @@
 
 index.py is the class `Index` with the arrays that it must have, and open.py has `open_index`, which
 finds the shards. sizes.py measures the records. manifest.py reads and checks the manifest and has
-the version of the format, arrays.py maps arrays, class_arrays.py checks the records by class, and
-remote_index.py copies an index from and to a URL. paths.py has the paths of the shards, and
-options.py the options of a build. The room building/ writes indexes: _part_stats.py the arrays of
-shards, _merge.py those of records, classes.py those of classes.
+the version of the format, arrays.py maps arrays, and remote_index.py copies an index from and to a
+URL. paths.py has the paths of the shards, and options.py the options of a build. The room building/
+writes indexes: _part_stats.py the arrays of shards, _merge.py those of records, classes.py those of
+classes.
 """
 
 from twinfeed.loaders.index.index import Field, Index

@@ -25,7 +25,6 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats.features import WIRE_TYPES
 from twinfeed.loaders.index.arrays import ROW, Arrays, Columns, StringColumn, row_types
-from twinfeed.loaders.index.class_arrays import check_class_arrays
 from twinfeed.loaders.index.manifest import (
     CLASS_ORDER,
     invalid_manifest,
@@ -370,29 +369,26 @@ class Index:
             )
         return self.columns["label"]
 
-    @property
+    @cached_property
     def class_order(self) -> ClassOrder | None:
         """The records sorted by class, or None without labels.
 
         `PKBatchSampler` takes this in place of `labels`: the build has sorted the records, and
         large arrays are memory-mapped.
         """
-        if self.manifest["class_order"] is None:
+        digest = self.manifest["class_order"]
+        if digest is None:
             return None
-        arrays = self._arrays
         # `CLASS_ORDER` maps the name of an array to an argument of `ClassOrder`: for example,
         # "classorder-sizes" to "sizes".
-        order = {key: arrays.verified_memmap(name) for name, key in CLASS_ORDER.items()}
-        # Check the arrays at the first access only. `verified` has the names of the arrays that
-        # were checked before, and "class order" if this check of all three was made.
-        if "class order" not in arrays.verified:
-            try:
-                check_class_arrays(**order, num_records=len(self))
-            except ValueError as error:
-                problem = "damaged index: the class order is not a permutation of the records"
-                raise IndexFormatError(problem, path=self.where, found=error) from None
-            arrays.verified.add("class order")
-        return ClassOrder.from_arrays(**order, digest=self.manifest["class_order"])
+        arrays = {key: self._arrays.verified_memmap(name) for name, key in CLASS_ORDER.items()}
+        try:
+            order = ClassOrder.from_arrays(**arrays, digest=digest)
+            _check_class_bounds(order, len(self))
+        except (TypeError, ValueError) as error:
+            problem = "damaged index: its class order does not fit its records"
+            raise IndexFormatError(problem, path=self.where, found=error) from None
+        return order
 
     @property
     def shard_lengths(self) -> Int64s:
@@ -460,6 +456,15 @@ class Index:
         if self.container == "files" and stored:
             location = self.files[int(stored[0]["file"])]  # of the first field
         return f"record {record} ({location}{key})"
+
+
+def _check_class_bounds(order: ClassOrder, num_records: int) -> None:
+    """Raise ValueError if a class has no records, or ids that are not of the `num_records`."""
+    for values in (order.records, order.starts, order.sizes - 1):  # which may be mapped: no copies
+        if values.min(initial=0) < 0 or values.max(initial=-1) >= num_records:
+            raise ValueError(f"numbers beyond its {num_records} records")
+    if len(order.records) != num_records or (order.starts + order.sizes > num_records).any():
+        raise ValueError(f"classes beyond its {num_records} records")
 
 
 def _range(values: npt.NDArray[Any], noun: str) -> str:

@@ -263,7 +263,7 @@ def test_index_of_wrong_values_is_refused(
 ) -> None:
     """The checksums are right, as an attacker would have them.
 
-    A wrong class order would give wrong records, or an error of numpy in the middle of a training.
+    Ids beyond the records would give an error of numpy in the middle of a training.
     """
     change, word = INDEXES[what]
     shutil.copytree(index, tmp_path, dirs_exist_ok=True)
