@@ -170,13 +170,11 @@ def _add_pack_parser(commands: Any) -> None:
         "shards, and index the shards. Images are not decoded. Pairs of image and annotation, and "
         "other samples, are packed in Python: see LooseFiles and pack of twinfeed.loaders.",
         "pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1",
-        "pack images/ data/ --container tar --shard-bytes 100M",
         "pack old/train.index new/ --container tar --seed 1 --shards 16",
         "pack 'old/*.tar.gz' new/ --container tar --label cls",
     )
     add = partial(_add, parser)
-    source_help = "a folder of images, or of a folder of images for each class; an index; or "
-    add("source", f"{source_help}compressed shards, by paths or patterns", nargs="+")
+    add("source", "a folder of images, or of classes; an index; or compressed shards", nargs="+")
     add("out", "the folder to write shards and indexes to")
     add("--container", "the shard format", shown="tfrecord", choices=get_args(ShardContainer))
     _add_label_options(parser)
@@ -219,7 +217,6 @@ def _add_index_parser(commands: Any) -> None:
         "index 'data/train-*.tfrecord' --out data/train.index --label image/class/label",
         "index 'data/{000000..000099}.tar' --out data/x.index --label cls --field 'image=jpg;png'",
         "index images/ --out images.index",
-        "index /mnt/readonly/*.tar --out ~/x.index --root /mnt/readonly --jobs 4",
     )
     add = partial(_add, parser)
     add("shards", "paths, globs, braces, URLs; or a folder of images", nargs="+")
@@ -254,9 +251,8 @@ def _add_verify_parser(commands: Any) -> None:
     parser = _command_parser(
         commands,
         "verify",
-        "Check every checksum of an index and its shards, or of shards without an index. A tar has "
-        "checksums only of its headers; its index also has those of all data. Images are "
-        "decoded with --decode alone. The exit status is 1 if there are bad data or warnings.",
+        "Check every checksum of an index and its shards, or of shards without an index. A tar "
+        "without an index has checksums of its headers alone. Warnings also give the status 1.",
         "verify data/train.index --jobs 4",
         "verify 'data/*.tfrecord' --decode --bad-list bad.jsonl",
         "index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl",
@@ -336,9 +332,7 @@ def _add_cat_parser(commands: Any) -> None:
         "cat",
         "Show records, by number or key.",
         "cat data/train.index 0 17",
-        "cat data/train.index cat/0001 000014",
-        "cat data/train.index --key 1003",
-        "cat data/train.index 17 --field image > 17.png",
+        "cat data/train.index cat/0001 --field image > 1.png",
     )
     add("records", "record ids (from the end if negative), or keys, such as 000014", nargs="*")
     add("--key KEY...", "show all records with this key, which may look like a number")
@@ -352,15 +346,13 @@ def _add_compare_parser(commands: Any) -> None:
         "compare",
         "Run the same batches through TensorFlow and PyTorch, and compare the values and speed. "
         "Each framework must be installed.",
-        "compare data/train.index --batch-size 128 --size 64",
         "compare data/train.index --p 8 --k 4 --seed 1 --batches 200",
         sampler_options="batches",
     )
     add("--batches N", "the maximum number of batches", shown=100)
     add("--size N", "decode images, and resize them to N x N pixels; default: not decoded")
-    backends_help = "what to run; default torch and tensorflow; numpy is without a framework"
-    default = ["torch", "tensorflow"]
-    add("--backends", backends_help, nargs="+", choices=[*BACKENDS], default=default)
+    pair, names = ["torch", "tensorflow"], [*BACKENDS]
+    add("--backends", "run these; default torch tensorflow", nargs="+", choices=names, default=pair)
 
 
 def _add_show_parser(commands: Any) -> None:
@@ -371,7 +363,6 @@ def _add_show_parser(commands: Any) -> None:
         "Draw a batch of images: a row for each class of a P x K batch, captions below. Needs "
         "pip install 'twinfeed[images,pictures]'.",
         "show data/train.index --p 8 --k 4 --out batch.png",
-        "show data/train.index --batch-size 30 --step 5 --out batch.svg",
         sampler_options="batches",
     )
     add("--step N", "which batch of the epoch", shown=0)
@@ -386,7 +377,6 @@ def _add_mixing_parser(commands: Any) -> None:
         "mixing",
         "Plot how far records are moved by the shard-aware shuffle, by a uniform shuffle, and by "
         "shuffle buffers. Needs pip install 'twinfeed[pictures]'.",
-        "mixing data/train.index --out mixing.png",
         "mixing data/train.index --block 64 --window 16 --buffer 1000 --buffer 10000",
         sampler_options="shuffles",
     )
@@ -401,9 +391,7 @@ def _add_plan_parser(commands: Any) -> None:
         "plan",
         "Print how many requests and bytes an epoch reads from the shards, with a uniform shuffle "
         "and with the shard-aware shuffle. The shards are not read.",
-        "plan data/train.index",
-        "plan data/train.index --root s3://bucket/train",
-        "plan data/train.index --block 256 --window 32 --batch-size 512",
+        "plan data/train.index --root s3://bucket/train --batch-size 512",
         sampler_options="shuffles",
     )
 
