@@ -7,7 +7,7 @@ import math
 import os
 import reprlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -58,7 +58,9 @@ _SPARE_BYTES = 1 << 26
 
 
 @validate.show_call(
-    "pack(source, out)", label="give CompressedShards(shards, label=…), or an index with labels"
+    "pack(source, out)",
+    label="give CompressedShards(shards, label=…), or an index with labels",
+    lists="an index made by build_index(…, lists=…) is packed so",
 )
 def pack(
     source: Records | Shards,
@@ -149,7 +151,7 @@ def pack(
             write_shards(packed, kinds, max_bytes, shard_records, progress=progress)
         classes = _class_names(records, splits)
         for packed in splits:
-            _build_index(packed, classes, progress)
+            _build_index(packed, classes, progress, _list_names(records))
             _warn_of_missing_fields(packed)
         names = [packed.name for packed in splits]
         with locked(folder):
@@ -267,7 +269,15 @@ def _class_names(source: object, splits: Iterable[PackedSplit]) -> Classes:
     return assign_classes(list(names), classes=None, background=None, where=where)[1]
 
 
-def _build_index(packed: PackedSplit, classes: Classes, progress: bool) -> None:
+def _list_names(source: object) -> set[str]:
+    """Return the features that an index has as lists, which its copy has too, whatever its data."""
+    fields = source.fields.items() if isinstance(source, Index) else ()
+    return {name for name, field in fields if field.kind != "bytes"}
+
+
+def _build_index(
+    packed: PackedSplit, classes: Classes, progress: bool, lists: Collection[str] = ()
+) -> None:
     """Give the shards of a split their final names, as their number is known now, and index them.
 
     The options of the index follow from how the shards were written. In a TFRecord, the key is the
@@ -305,6 +315,7 @@ def _build_index(packed: PackedSplit, classes: Classes, progress: bool) -> None:
         classes=classes if packed.class_names else None,
         fields=fields,
         missing=missing,
+        lists=[name for name in lists if name in packed.field_counts] if fields is None else (),
         key=key,
         digest=True,
         progress=progress,

@@ -25,6 +25,7 @@ from twinfeed.loaders import (
     FromJson,
     Reader,
     ShardWarning,
+    build_index,
     open_index,
     pack,
 )
@@ -150,6 +151,17 @@ def test_lists_without_bytes_are_packed(tmp_path: Path) -> None:
         assert boxes == {b"1": [], b"2": [b"a"], b"3": []}
     with pytest.raises(ValueError, match=r"np.array\(\[\], bytes\)"):
         pack([{"boxes": []}], tmp_path / "user")
+
+
+def test_lists_of_an_index_stay_lists(tmp_path: Path) -> None:
+    """Though each record has one value, which else would be a column, or one text."""
+    pack([{"x": b"a", "n": [1], "b": [b"one"]} for _ in range(4)], tmp_path / "a")
+    shards, path = tmp_path / "a/*.tfrecord", tmp_path / "a.index"
+    index = build_index(shards, path, lists=["n", "b"])
+    split = {"one": 0.5, "two": 0.5}
+    for again in pack(index, tmp_path / "b", split=split, seed=0).values():
+        assert again.fields == index.fields
+    assert pack(tmp_path / "a.index", tmp_path / "c")["data"].fields == index.fields
 
 
 def test_empty_compressed_shard_warns(tmp_path: Path) -> None:
