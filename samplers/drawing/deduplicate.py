@@ -54,26 +54,23 @@ def _augmenting_path(
         The new record of each cell that changes; None if there is no record for `start`.
     """
     # A depth-first search, without recursion, as the path may have many cells.
-    path = [start]
-    new_records: dict[_Cell, int] = {}  # for each cell of the path, the record of the next cell
+    path = {start: -1}  # the cells of the path in order, each with its new record
     # For each cell that was visited, an iterator over the candidates that were not tried yet.
     untried: dict[_Cell, Iterator[int]] = {}
     while path:
-        cell = path[-1]
+        cell = next(reversed(path))
         row = cell[0]
         if cell not in untried:  # the first visit
             free_record = next((r for r in candidates(row) if r not in cell_of), None)
             if free_record is not None:
-                new_records[cell] = free_record
-                return {cell: new_records[cell] for cell in path}
+                return {**path, cell: free_record}
             untried[cell] = iter(candidates(row))
         # Take the next candidate whose cell was not visited. One of the same row is no help: the
         # row would have it twice.
         usable = (r for r in untried[cell] if cell_of[r][0] != row and cell_of[r] not in untried)
-        record = next(usable, None)
-        if record is None:  # a dead end: go back to the cell before it
-            path.pop()
+        path[cell] = next(usable, -1)
+        if path[cell] < 0:  # a dead end: go back to the cell before it
+            del path[cell]
         else:
-            new_records[cell] = record
-            path.append(cell_of[record])
+            path[cell_of[path[cell]]] = -1
     return None
