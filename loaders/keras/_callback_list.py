@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 from twinfeed.loaders.keras import _callback_states, _model
-from twinfeed.loaders.keras._checkpoints import Checkpoint
 from twinfeed.loaders.support.array_types import Array
 
 
@@ -26,19 +25,19 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         self,
         resume: Any,  # the ResumeCallback, whose module imports this one
         callbacks: Sequence[Any],
+        restored: dict[str, Any],
         *,
         model: keras.Model,
         **params: Any,
     ) -> None:
-        self._resume = resume
+        self._resume, self._restored = resume, restored
         self._epoch_rates: list[Array] = []  # learning rates when the epoch started
-        user_callbacks = list(callbacks)
-        if not any(isinstance(callback, keras.callbacks.History) for callback in user_callbacks):
-            user_callbacks.append(keras.callbacks.History())
-        self.user_callbacks = user_callbacks
-        progress = params["verbose"] != 0
+        self.user_callbacks = list(callbacks)
+        if not any(isinstance(callback, keras.callbacks.History) for callback in callbacks):
+            self.user_callbacks.append(keras.callbacks.History())
+        params |= {"model": model, "steps": len(resume.loader)}
         super().__init__(
-            [*user_callbacks, resume], add_history=True, add_progbar=progress, model=model, **params
+            [*self.user_callbacks, resume], add_progbar=params["verbose"] != 0, **params
         )
 
     def state(self, step: int) -> dict[str, Any]:
@@ -53,33 +52,26 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         }
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Call the callbacks' `on_epoch_begin`; in a resumed `fit`, first restore their states."""
-        # The checkpoint from which a resumed `fit` continues; None after its first epoch.
-        checkpoint = self._resume._start_resumed_training()
-        if checkpoint is not None and checkpoint.state["loader"]["step"] > 0:
-            self._continue_epoch(checkpoint, epoch, logs)
-            return
-        if checkpoint is not None:
-            self._restore_callbacks(checkpoint)
-        self._epoch_rates = _model.to_numpy(_model.learning_rates(self.model.optimizer))
-        super().on_epoch_begin(epoch, logs)
+        """Call the callbacks' `on_epoch_begin`; in a resumed `fit`, first restore their states.
 
-    def _continue_epoch(self, checkpoint: Checkpoint, epoch: int, logs: Any) -> None:
-        """Call the callbacks' `on_epoch_begin` for an epoch that was saved in its middle.
-
-        The metrics and learning rates of the checkpoint are kept. But a scheduler changes the rate
-        at the start of an epoch, and must not change it twice. So it gets the rate with which the
-        epoch had started, and the rate of the checkpoint is set again after it. For example, a
-        scheduler has halved the rate from 8 to 4, and another callback has set 3 within the epoch.
+        If the epoch was saved in its middle, the metrics and learning rates of the checkpoint are
+        kept. But a scheduler changes the rate at the start of an epoch, and must not change it
+        twice. So it gets the rate with which the epoch had started, and the rate of the checkpoint
+        is set again after it. For example, a scheduler has halved the rate from 8 to 4, and another
+        callback has set 3 within the epoch.
         """
         rates = _model.learning_rates(self.model.optimizer)
         checkpoint_rates = _model.to_numpy(rates)  # 3: the model was restored already
-        self._restore_callbacks(checkpoint)
-        _model.assign(self.model.metrics_variables, checkpoint.state["metrics"])
-        _model.assign(rates, checkpoint.state["rates"])  # 8
+        state = self._restore_callbacks()
+        _callback_states.clear_early_stop(self.user_callbacks)
+        in_epoch = bool(state) and state["loader"]["step"] > 0
+        if in_epoch:
+            _model.assign(self.model.metrics_variables, state["metrics"])
+            _model.assign(rates, state["rates"])  # 8
         self._epoch_rates = _model.to_numpy(rates)  # 8
         super().on_epoch_begin(epoch, logs)  # the scheduler sets 4
-        _model.assign(rates, checkpoint_rates)  # 3
+        if in_epoch:
+            _model.assign(rates, checkpoint_rates)  # 3
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_begin(batch + self._resume._first_step, logs)
@@ -90,15 +82,14 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
     def on_train_end(self, logs: Any = None) -> None:
         """Call the callbacks' `on_train_end`.
 
-        A run may be resumed after its last epoch, if it was killed before it ended. Then no epoch
-        starts, and `on_epoch_begin` cannot restore the callbacks' states. So this restores them.
+        A run may be resumed after its last epoch. Then no epoch starts, and `on_epoch_begin` cannot
+        restore the callbacks' states. So this restores them.
         """
-        checkpoint = self._resume._pop_restored_checkpoint()
-        if checkpoint is not None:  # no epoch has started
-            _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])
+        self._restore_callbacks()
         super().on_train_end(logs)
 
-    def _restore_callbacks(self, checkpoint: Checkpoint) -> None:
-        """Restore the states of the callbacks, but let `fit` continue if one had stopped it."""
-        _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])
-        _callback_states.clear_early_stop(self.user_callbacks)
+    def _restore_callbacks(self) -> dict[str, Any]:
+        """Restore the states of the callbacks, once; return the state of the run, or {}."""
+        state, self._restored = self._restored, {}
+        _callback_states.restore(self.user_callbacks, state.get("callbacks", {}))
+        return state

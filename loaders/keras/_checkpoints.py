@@ -22,7 +22,7 @@ from twinfeed.loaders.support.checksum import crc32c
 VERSION = 4
 
 _NUM_CHECKPOINTS = 2
-_NAME = re.compile(r"(\d+)-epoch\d+-step\d+(-end)?\.weights\.h5")
+_NAME = re.compile(r"\d+-epoch\d+-step\d+\.weights\.h5")
 _UNFINISHED = ".unfinished.weights.h5"  # Keras demands the suffix
 _GROUP = "twinfeed.state"  # not the path of any weight: names of attributes have no dot
 _ARRAY = "twinfeed.array"
@@ -31,79 +31,58 @@ _END_BYTES = len(_MARK) + 4  # the mark and the checksum
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint: its file, and the state of the run.
-
-    It is `final` if the model is as `fit` left it, after the callbacks' `on_train_end`.
-    """
+    """A checkpoint: its file, and the state of the run."""
 
     file: Path
     state: dict[str, Any]
 
-    @property
-    def final(self) -> bool:
-        return bool(self.state["final"])
 
+def last_checkpoint(folder: Path) -> Checkpoint | None:
+    """Read and return the last checkpoint in a folder, or None if there is none.
 
-class Checkpoints:
-    """The checkpoints in a folder.
-
-    A checkpoint is written under a hidden name, and renamed when all its bytes are on the disk. A
-    file without the mark of this library is never deleted, whatever its name.
+    Raises:
+        OSError: the checkpoint is damaged.
+        ValueError: another version of twinfeed wrote the checkpoint.
     """
+    files = _files(folder)
+    return _read(files[-1]) if files else None
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
-    def last(self) -> Checkpoint | None:
-        """Read and return the last checkpoint, or None if there is none."""
-        files = self._files()
-        return _read(files[-1]) if files else None
+def write(folder: Path, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Path:
+    """Write a checkpoint, delete all but the last two, and return the file of the new one.
 
-    def before_train_end(self, final: Checkpoint) -> Checkpoint | None:
-        """Return the checkpoint with the model as it was before `on_train_end` of the callbacks.
+    It is written under a hidden name, and renamed when all its bytes are on the disk. A file
+    without the mark of this library is never deleted, whatever its name.
 
-        At the end of a run, `fit` writes a checkpoint after the last batch, and a final one after
-        `on_train_end` of the callbacks, which may have changed the model: it may then have averaged
-        weights, for example. A run with more epochs trains on from the first of the two.
+    Args:
+        folder: the folder of the checkpoints.
+        state: the state of the run.
+        save_weights: a function that writes the weights of the model to a file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    number = max(map(_number_of, _files(folder)), default=0) + 1
+    name = "{:06}-epoch{epoch}-step{step}.weights.h5".format(number, **state["loader"])
+    unfinished, file = folder / _UNFINISHED, folder / name
+    unfinished.unlink(missing_ok=True)  # of a killed process; or a link, which is not followed
+    try:
+        save_weights(unfinished)
+        _add_state(unfinished, state)
+        fsync_path(unfinished)
+        unfinished.rename(file)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    fsync_path(folder)
+    for old in filter(_is_own, _files(folder)[:-_NUM_CHECKPOINTS]):
+        old.unlink()
+    return file
 
-        Returns None if the checkpoint before the final one has another position: then no checkpoint
-        was written after the last batch, or it was deleted.
-        """
-        older = [file for file in self._files() if _number_of(file) < _number_of(final.file)]
-        previous = _read(older[-1]) if older else None
-        if previous is None or previous.state["loader"] != final.state["loader"]:
-            return None
-        return previous
 
-    def write(self, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Checkpoint:
-        """Write a checkpoint atomically, delete all but the last two, and return the new one.
-
-        `save_weights(path)` writes the weights of the model. The returned checkpoint has no arrays.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        number = max(map(_number_of, self._files()), default=0) + 1
-        epoch, step = state["loader"]["epoch"], state["loader"]["step"]
-        name = f"{number:06}-epoch{epoch}-step{step}{'-end' if state['final'] else ''}.weights.h5"
-        unfinished, file = self.folder / _UNFINISHED, self.folder / name
-        unfinished.unlink(missing_ok=True)  # of a killed process; or a link, which is not followed
-        try:
-            save_weights(unfinished)
-            _add_state(unfinished, state)
-            fsync_path(unfinished)
-            unfinished.rename(file)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-        fsync_path(self.folder)
-        for old in filter(_is_own, self._files()[:-_NUM_CHECKPOINTS]):
-            old.unlink()
-        return Checkpoint(file, {"final": state["final"]})  # the arrays take memory
-
-    def _files(self) -> list[Path]:
-        """Return the files of the checkpoints, from the oldest to the newest."""
-        entries = self.folder.iterdir() if self.folder.is_dir() else ()
-        files = [file for file in entries if _NAME.fullmatch(file.name) and file.is_file()]
-        return sorted(files, key=_number_of)
+def _files(folder: Path) -> list[Path]:
+    """Return the files of the checkpoints in a folder, from the oldest to the newest."""
+    entries = folder.iterdir() if folder.is_dir() else ()
+    files = [file for file in entries if _NAME.fullmatch(file.name) and file.is_file()]
+    return sorted(files, key=_number_of)
 
 
 def _number_of(file: Path) -> int:
@@ -130,12 +109,7 @@ def _add_state(file: Path, state: dict[str, Any]) -> None:
 
 
 def _read(file: Path) -> Checkpoint:
-    """Read a checkpoint, without its weights.
-
-    Raises:
-        OSError: the checkpoint is damaged.
-        ValueError: another version of twinfeed wrote the checkpoint.
-    """
+    """Read a checkpoint, without its weights."""
     if _end(file) != _MARK + _checksum(file, file.stat().st_size - _END_BYTES):
         raise OSError(
             f"{file}: this checkpoint cannot be read, since its checksum is wrong: delete the "

@@ -12,7 +12,7 @@ import keras
 
 from twinfeed.loaders.keras import _callback_states, _fit_arguments, _model
 from twinfeed.loaders.keras._callback_list import ResumedCallbackList
-from twinfeed.loaders.keras._checkpoints import Checkpoint, Checkpoints
+from twinfeed.loaders.keras._checkpoints import Checkpoint, last_checkpoint, write
 from twinfeed.loaders.keras._data_adapter import LoaderDataAdapter
 from twinfeed.loaders.keras._model import check_model
 from twinfeed.loaders.loop.adapter import adapter_of
@@ -33,11 +33,11 @@ class ResumeCallback(keras.callbacks.Callback):
         resume = ResumeCallback(loader, folder, save_freq=100)
         resume.fit(model, ("image", "label"), epochs=10, validation_data=evaluation_loader)
 
-    A checkpoint is written at the end of each epoch, after every `save_freq` batches if given, and
-    when `fit` has ended. A checkpoint has the weights, the optimizer, the states of random layers,
-    the metrics of the epoch so far, the values of the other callbacks, and the position of
-    `loader`. Batches are counted when they are trained on, not when the dataset reads them ahead.
-    Each checkpoint is a file of Keras's weights, written atomically. The last two are kept.
+    A checkpoint is written at the end of each epoch, and after every `save_freq` batches if given.
+    It has the weights, the optimizer, the states of random layers, the metrics of the epoch so far,
+    the values of the other callbacks, and the position of `loader`. Batches are counted when they
+    are trained on, not when the dataset reads them ahead. Each checkpoint is a file of Keras's
+    weights, written atomically. The last two are kept.
 
     Nothing is saved while the loss or a trained weight is not a finite number.
 
@@ -108,9 +108,7 @@ class ResumeCallback(keras.callbacks.Callback):
         if save_freq is not None and save_freq != "epoch":
             self.save_freq = validate.integer("save_freq", save_freq, minimum=1)
         self.restart = validate.flag("restart", restart)
-        self._checkpoints = Checkpoints(self.folder)
-        self._last_checkpoint: Checkpoint | None = None  # written or restored
-        self._restored_checkpoint: Checkpoint | None = None  # until the training continues from it
+        self._last_file: Path | None = None  # the last checkpoint that was written or restored
         self._has_unsaved_batches = False  # batches were trained on since the last checkpoint
         self._warned_not_finite = False
         self._callbacks: ResumedCallbackList | None = None  # within `fit` of this object
@@ -133,8 +131,8 @@ class ResumeCallback(keras.callbacks.Callback):
     ) -> Any:
         """Train `model` (compiled) to the end of epoch `epochs`, from the last checkpoint on.
 
-        The same call starts a run, and resumes it. If the run has ended, the call returns at once,
-        and the model is as the ended run left it.
+        The same call starts a run, and resumes it. If the run has ended, the call trains nothing:
+        callbacks end their training again, and the model is as the ended run left it.
 
         A run that `EarlyStopping` has ended stays ended, unless its patience is raised. A run that
         another callback stopped, for example before a time limit, is resumed.
@@ -175,18 +173,13 @@ class ResumeCallback(keras.callbacks.Callback):
             options["validation_data"] = _fit_data(options["validation_data"], arrange, model)
         if self.order is None:
             self._adapter.check_position(data)
-        self._restore_last_checkpoint(model, arrange)
-        saved = self._last_checkpoint.state if self._last_checkpoint is not None else {}
-        callback_states = saved.get("callbacks", {})
-        stopped = _callback_states.stopped_early(callbacks, callback_states)
+        state = self._restore_last_checkpoint(model, arrange)
+        stopped = _callback_states.stopped_early(callbacks, state.get("callbacks", {}))
         ended = self.loader.epoch >= epochs or stopped
-        if verbose and self._restored_checkpoint is not None:
+        if verbose and state:
             self._print_position(epochs, ended=ended)
-        if ended and saved.get("final"):
-            self.loader.external_passes.stop_tracking()
-            return _restored_history(model, callback_states)
         self._callbacks = ResumedCallbackList(
-            self, callbacks, model=model, verbose=verbose, epochs=epochs, steps=len(self.loader)
+            self, callbacks, state, model=model, verbose=verbose, epochs=epochs
         )
         try:
             with self._adapter.original_errors():
@@ -213,9 +206,13 @@ class ResumeCallback(keras.callbacks.Callback):
             ValueError: the model is not compiled, the model or its optimizer differs from the
                 checkpoint, or the checkpoint is of another version.
         """
-        checkpoint = self._checkpoints.last()
-        if checkpoint is None:
-            return False
+        checkpoint = last_checkpoint(self.folder)
+        if checkpoint is not None:
+            self._restore(model, checkpoint)
+        return checkpoint is not None
+
+    def _restore(self, model: keras.Model, checkpoint: Checkpoint) -> None:
+        """Load a checkpoint into a model and the loader."""
         state = checkpoint.state
         try:
             self._adapter.check_state(state["loader"])
@@ -229,17 +226,22 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"{checkpoint.file} is of another model: {difference}: start a new run with "
                 f"restart=True"
             )
-        if not _load_checkpoint(model, checkpoint):
+        try:
+            model.load_weights(checkpoint.file)
+        except ValueError as error:
+            raise ValueError(
+                f"{checkpoint.file} is of another model: start a new run with restart=True: {error}"
+            ) from error
+        if not _model.assign(_model.random_states(model), state["random"]):
             warnings.warn(
                 f"{checkpoint.file} is of a model with {len(state['random'])} states of random "
                 f"layers, and this model has more or fewer: they are not restored",
                 stacklevel=2,
             )
         self.loader.load_state_dict(state["loader"])
-        self._last_checkpoint = self._restored_checkpoint = checkpoint
+        self._last_file = checkpoint.file
         self._has_unsaved_batches = False
         self._start_tracking()
-        return True
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuse a `fit` that would train in an unknown order, or without the last checkpoint.
@@ -257,8 +259,8 @@ class ResumeCallback(keras.callbacks.Callback):
                 "ResumeCallback cannot check the dataset of model.fit: train by "
                 "resume.fit(model, dataset), or say order='unchecked'"
             )
-        must_restore = self._last_checkpoint is None and not self.restart
-        unrestored = self._checkpoints.last() if must_restore else None
+        must_restore = self._last_file is None and not self.restart
+        unrestored = last_checkpoint(self.folder) if must_restore else None
         if unrestored is not None:
             raise ValueError(
                 f"{unrestored.file} is a checkpoint that was not restored: call restore(model) "
@@ -281,8 +283,6 @@ class ResumeCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Check that `fit` and the loader start the same epoch, and count batches from there.
 
-        In the first epoch of a resumed run, this may also load other weights into the model.
-
         Raises:
             ValueError: the epoch of `fit` has another number than the loader's epoch, or another
                 number of steps.
@@ -298,10 +298,6 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"fit must have the {loader_steps} steps of the loader's epoch, got {fit_steps}: "
                 f"remove steps_per_epoch, and batch or take after the loader's dataset"
             )
-        # In the first epoch of a resumed run, this loads the weights of an earlier checkpoint if
-        # the last one has weights that must not be trained on. At later calls it does nothing. In
-        # `fit` of this object, the callback list has called it already.
-        self._start_resumed_training()
         self._start_tracking()  # sets the counters of epoch and step to the loader's position
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -353,20 +349,6 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Save the model as `fit` leaves it, in a checkpoint that is marked as final.
-
-        Other callbacks may have changed the model in their `on_train_end`. Nothing is saved in
-        three cases:
-
-        1. There is no checkpoint: `on_epoch_end` writes one after the last batch, so this `fit` has
-           trained nothing.
-        2. The last checkpoint is final: an earlier `fit` wrote it, and this one has trained nothing
-           since.
-        3. Some batches are not saved: the loss or a weight is not a finite number.
-        """
-        last = self._last_checkpoint
-        if last is not None and not last.final and not self._has_unsaved_batches:
-            self._save(logs, final=True)
         self.loader.external_passes.stop_tracking()  # the callback no longer sets the position
 
     def save(self) -> None:
@@ -389,13 +371,12 @@ class ResumeCallback(keras.callbacks.Callback):
         # this call, only `external_passes.advance_to` changes the loader's position.
         self.loader.external_passes.track_from(self._epoch, self._first_step)
 
-    def _save(self, logs: dict[str, Any] | None, *, final: bool = False) -> None:
-        """Write a checkpoint, if batches were trained on since the last one, or if it is `final`.
+    def _save(self, logs: dict[str, Any] | None) -> None:
+        """Write a checkpoint, if batches were trained on since the last one.
 
-        The `final` checkpoint has the model at the end of `fit`, after `on_train_end` of the other
-        callbacks. Nothing is saved if the loss or a weight is not finite; a warning says so.
+        Nothing is saved if the loss or a weight is not finite; a warning says so.
         """
-        if not (self._has_unsaved_batches or final):
+        if not self._has_unsaved_batches:
             return
         if not _model.is_finite(self.model, logs):
             self._warn_not_finite()
@@ -407,13 +388,12 @@ class ResumeCallback(keras.callbacks.Callback):
         if self._callbacks is not None:
             fit_state = self._callbacks.state(position["step"])
         state = {
-            "final": final,
             "loader": position,
             "model": _model.describe(self.model),
             "random": _model.to_numpy(_model.random_states(self.model)),
             **fit_state,
         }
-        self._last_checkpoint = self._checkpoints.write(state, self.model.save_weights)
+        self._last_file = write(self.folder, state, self.model.save_weights)
         self._has_unsaved_batches = self._warned_not_finite = False
 
     def _warn_not_finite(self) -> None:
@@ -421,55 +401,27 @@ class ResumeCallback(keras.callbacks.Callback):
         if self._warned_not_finite:
             return
         self._warned_not_finite = True
-        checkpoint = self._last_checkpoint
-        last = "there is none" if checkpoint is None else f"it is {checkpoint.file}"
         warnings.warn(
             f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}, so "
-            f"nothing is saved; the last checkpoint stays: {last}",
+            f"nothing is saved; the last checkpoint is {self._last_file}",
             RuntimeWarning,
             stacklevel=2,
         )
 
-    def _pop_restored_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint that was restored before `fit`, at the first call; then None."""
-        checkpoint, self._restored_checkpoint = self._restored_checkpoint, None
-        return checkpoint
-
-    def _start_resumed_training(self) -> Checkpoint | None:
-        """Prepare the model for the first epoch after a restore; return the checkpoint to use.
-
-        The first call returns the checkpoint from which the training continues. Later calls do
-        nothing and return None.
-
-        A run that had ended is continued if the user raises `epochs`. Its last checkpoint is marked
-        as final: it was written after `on_train_end` of the callbacks, which may have changed the
-        model, for example to averaged weights. A training must not continue from averaged weights.
-        So the previous checkpoint, which has the weights before `on_train_end`, is loaded into the
-        model and returned. If there is none, the final checkpoint is used.
-        """
-        checkpoint = self._pop_restored_checkpoint()  # None except at the first call
-        if checkpoint is None or not checkpoint.final:
-            return checkpoint  # `restore` has loaded its weights already
-        # The previous checkpoint; None if it was deleted, or is from before the last batch.
-        unchanged = self._checkpoints.before_train_end(checkpoint)
-        if unchanged is not None:
-            _load_checkpoint(self.model, unchanged)
-        return unchanged or checkpoint
-
-    def _restore_last_checkpoint(self, model: keras.Model, arrange: Any) -> None:
-        """Restore the last checkpoint of this run into a model, if there is one.
+    def _restore_last_checkpoint(self, model: keras.Model, arrange: Any) -> dict[str, Any]:
+        """Restore the last checkpoint of this run into a model, and return its state, or {}.
 
         Only variables that exist can be restored. Keras creates some of them when it sees the first
         batch; if they are missing, a batch is evaluated first, to create them. `arrange` is a
         function from a batch to (inputs, targets), or a dataset of them.
         """
         # `restart=True` starts a new run: the checkpoints in the folder are ignored until this
-        # object itself has saved or restored one (`_last_checkpoint`).
-        if self.restart and self._last_checkpoint is None:
-            return
-        checkpoint = self._checkpoints.last()
+        # object itself has saved or restored one.
+        if self.restart and self._last_file is None:
+            return {}
+        checkpoint = last_checkpoint(self.folder)
         if checkpoint is None:
-            return
+            return {}
         # The model's variables are restored now, and the metrics' when `fit` starts its first
         # epoch. `fit` creates the metrics' variables only later, in its first step. An exception is
         # a model under a `tf.distribute` strategy: there it creates them before the epoch.
@@ -478,7 +430,8 @@ class ResumeCallback(keras.callbacks.Callback):
             data = _fit_data(self.loader, arrange, None)
             with self.loader.external_passes.peek():  # reading does not move the loader's position
                 model.evaluate(data, steps=1, verbose=0)  # creates the variables
-        self.restore(model)
+        self._restore(model, checkpoint)
+        return checkpoint.state
 
     def _print_position(self, epochs: int, *, ended: bool) -> None:
         """Print the position from which a run is resumed, or that all epochs were trained."""
@@ -513,33 +466,6 @@ def _fit_data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None
     return LoaderDataAdapter(loader, arrange, weights) if callable(arrange) else arrange
 
 
-def _restored_history(model: keras.Model, callback_states: dict[str, Any]) -> Any:
-    """Return the `History` of a run that has ended, restored from the saved callbacks' states."""
-    history = keras.callbacks.History()
-    history.set_model(model)
-    _callback_states.restore([history], callback_states)
-    model.history = history
-    return history
-
-
 def _has_strategy(model: keras.Model) -> bool:
     """Return whether a model is distributed by a `tf.distribute` strategy."""
     return getattr(model, "_distribute_strategy", None) is not None
-
-
-def _load_checkpoint(model: keras.Model, checkpoint: Checkpoint) -> bool:
-    """Load the weights, the optimizer and the random states of a checkpoint into a model.
-
-    Returns:
-        False if the model has another number of random states; then they stay as they are.
-
-    Raises:
-        ValueError: the checkpoint is of another model.
-    """
-    try:
-        model.load_weights(checkpoint.file)
-    except ValueError as error:
-        raise ValueError(
-            f"{checkpoint.file} is of another model: start a new run with restart=True: {error}"
-        ) from error
-    return _model.assign(_model.random_states(model), checkpoint.state["random"])

@@ -22,7 +22,8 @@ def run(folder: Path, *, train: bool) -> tuple[keras.Model, TensorFlowLoader]:
     resume = ResumeCallback(one, folder, save_freq=8, order="unchecked")
     resume.restore(network)
     if train:
-        network.fit(one.dataset.map(pairs), verbose=0, shuffle=False, callbacks=[resume])
+        options = {"epochs": 2, "verbose": 0, "shuffle": False}
+        network.fit(one.dataset.map(pairs), callbacks=[resume], **options)
     return network, one
 
 

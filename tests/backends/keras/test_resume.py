@@ -256,7 +256,9 @@ def test_fit_killed_anywhere_and_resumed_equals_uninterrupted_fit(
     # Started again, the script trains nothing, and has the same model and history.
     again = create()
     history = run(
-        tmp_path / "cut", lambda folder: [*callbacks(folder), Kill("on_train_begin", 1)], again
+        tmp_path / "cut",
+        lambda folder: [*callbacks(folder), Kill("on_train_batch_begin", 1)],
+        again,
     )
     same(whole, again)
     assert history.history == expected.history
