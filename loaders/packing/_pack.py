@@ -151,7 +151,7 @@ def pack(
             write_shards(packed, kinds, max_bytes, shard_records, progress=progress)
         classes = _class_names(records, splits)
         for packed in splits:
-            _build_index(packed, classes, progress, _list_names(records))
+            _build_index(packed, classes, progress, _list_names(samples))
             _warn_of_missing_fields(packed)
         names = [packed.name for packed in splits]
         with locked(folder):

@@ -164,6 +164,13 @@ def test_lists_of_an_index_stay_lists(tmp_path: Path) -> None:
     assert pack(tmp_path / "a.index", tmp_path / "c")["data"].fields == index.fields
 
 
+def test_lists_are_lists_in_each_split(tmp_path: Path) -> None:
+    """Of an iterable in which one record has two values."""
+    rows = ({"x": b"a", "n": [1, 2] if number == 3 else [1]} for number in range(8))
+    splits = pack(rows, tmp_path / "a", split={"one": 0.5, "two": 0.5}, seed=0)
+    assert [[*index.fields] for index in splits.values()] == [["n", "x"]] * 2
+
+
 def test_empty_compressed_shard_warns(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     tar = write_tar(tmp_path / "plain", [("1", {"txt": b"one"})]).read_bytes()
