@@ -9,10 +9,9 @@ are found.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ import numpy as np
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import explain_full_disk, temporary_name
+from twinfeed.loaders.support.atomic import new_file
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
 
@@ -155,11 +154,10 @@ def damaged_part(file: Path, /) -> IndexFormatError:
 
 
 class PartFile:
-    """Write a part to a temporary file, which `publish` renames to the part's own name."""
+    """Write a part to a new zip file."""
 
-    def __init__(self, file: Path, /) -> None:
-        self.file = file
-        self.zip = zipfile.ZipFile(file, "x")
+    def __init__(self, archive: zipfile.ZipFile, /) -> None:
+        self.zip = archive
         self.block_arrays: list[tuple[int, list[str]]] = []
 
     def add(self, num_records: int, arrays: Mapping[str, Array], /) -> None:
@@ -169,8 +167,8 @@ class PartFile:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
         self.block_arrays.append((num_records, list(arrays)))
 
-    def publish(self, part: ShardPart, /) -> None:
-        """Write the statistics of the part as JSON, and rename the file to its final name.
+    def finish(self, part: ShardPart, /) -> None:
+        """Write the statistics of the part as JSON.
 
         `block_arrays` lists the arrays of each record batch that was written.
         """
@@ -179,18 +177,10 @@ class PartFile:
         stats = vars(part) | {"options": vars(part.options), "file": ""}
         with self.zip.open(_STATS_FILE, "w") as entry:
             entry.write(json.dumps(stats).encode())
-        self.zip.close()
-        os.replace(self.file, part.file)
 
 
 @contextmanager
 def new_part(file: Path, /) -> Iterator[PartFile]:
-    """Yield a writer to a temporary file beside `file`. It is removed unless it was published."""
-    with explain_full_disk(file.parent):
-        out = PartFile(temporary_name(file))
-        try:
-            yield out
-        finally:
-            with suppress(OSError):  # a full disk was reported already
-                out.zip.close()
-            out.file.unlink(missing_ok=True)
+    """Yield a writer of a part, which is `file` after the `with` block, unless it fails."""
+    with new_file(file, sync=False) as out, zipfile.ZipFile(out, "w") as archive:
+        yield PartFile(archive)

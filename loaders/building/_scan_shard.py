@@ -460,4 +460,4 @@ class ShardScanner:
         part = self.part
         part.label_names = self.vocabulary.names
         part.fields = {name: buf.stats(part.num_records) for name, buf in self.buffers.items()}
-        self.part_file.publish(part)
+        self.part_file.finish(part)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 from twinfeed.loaders.storage.disk_cache import DiskCache
-from twinfeed.loaders.support.atomic import flock, replace_file
+from twinfeed.loaders.support.atomic import flock, new_file, replace_file
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.regular import open_file, open_regular, read_file
 
@@ -105,10 +105,9 @@ class Disk:
                     return  # another process has written it, or the cache is full
                 file.parent.mkdir(mode=0o700, exist_ok=True)
                 temporary = self._folder / "writing"
-                temporary.unlink(missing_ok=True)  # of a killed process, or of a full disk
-                with temporary.open("xb") as out:
+                temporary.unlink(missing_ok=True)  # of a killed process
+                with new_file(file, temporary, sync=False) as out:
                     out.writelines([data, trailer])
-                os.replace(temporary, file)
         except OSError as error:
             self._warn(error)
 

@@ -45,10 +45,38 @@ def check_replaceable(
     raise FileExistsError(errno.EEXIST, problem, os.fspath(path))
 
 
-def replace_file(path: Path, data: bytes, kind: str, is_own: Callable[[BinaryIO], object]) -> None:
-    """Write a file atomically: write a temporary file in its folder, sync it, and rename it.
+@contextmanager
+def new_file(
+    path: Path, temporary: Path | None = None, /, *, sync: bool = True
+) -> Iterator[BinaryIO]:
+    """Yield a temporary file in the folder of `path`; after the `with` block, rename it to `path`.
 
-    It may replace what `check_replaceable` allows.
+    After an error it is deleted. Without `sync`, a crash of the machine may leave a damaged file:
+    for files with a checksum, which can be written again. `temporary` is the temporary path, if it
+    should not be a random one.
+    """
+    temporary = temporary or temporary_name(path)
+    with explain_full_disk(path.parent):
+        try:
+            with temporary.open("xb") as file:
+                flock(file.fileno(), fcntl.LOCK_EX)
+                yield file
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+                # Renamed while it is locked, so that `replace_file` does not remove it as stale.
+                os.replace(temporary, path)
+        except BaseException as error:
+            temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename == os.fspath(temporary):
+                error.filename = os.fspath(path)  # the user does not know the temporary name
+            raise
+        if sync:
+            fsync_path(path.parent)
+
+
+def replace_file(path: Path, data: bytes, kind: str, is_own: Callable[[BinaryIO], object]) -> None:
+    """Write a file atomically, in place of what `check_replaceable` allows.
 
     Temporary files of killed processes are removed first. A process locks its temporary file while
     it writes, so a file that can be locked here is stale. But an empty file is kept, since another
@@ -59,21 +87,8 @@ def replace_file(path: Path, data: bytes, kind: str, is_own: Callable[[BinaryIO]
         with suppress(LoaderError, OSError), open_file(stale) as file:
             if file.read(1) and flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
                 stale.unlink()
-    temporary = temporary_name(path)
-    try:
-        with temporary.open("xb") as file:
-            flock(file.fileno(), fcntl.LOCK_EX)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            # Renamed while it is locked, so that no other process removes it as a stale file.
-            os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = os.fspath(path)  # the user does not know the temporary name
-        raise
-    fsync_path(path.parent)
+    with new_file(path) as file:
+        file.write(data)
 
 
 def temporary_name(path: Path) -> Path:

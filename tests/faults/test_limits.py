@@ -21,6 +21,7 @@ from support.shards import (
 
 from twinfeed.loaders import (
     Reader,
+    Results,
     build_index,
     open_index,
     pack,
@@ -88,6 +89,25 @@ def test_fault_36_no_byte_can_be_written(tmp_path: Path) -> None:
     done = run_code(code, tmp_path)
     assert done.stderr.strip().endswith(f"(ulimit -f): '{tmp_path}/out'")
     assert list(tmp_path.rglob("*")) in ([], [tmp_path / "out"])
+
+
+def test_fault_36_disk_full_while_saving_keeps_old_file(tmp_path: Path) -> None:
+    """The folder is named, and no temporary file stays."""
+    code = """
+        import resource, signal, sys
+        import numpy as np
+        from twinfeed.loaders import Results
+        results = Results(1000)
+        results.save(sys.argv[1] + "/r.npz")
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        results.add(np.arange(1000), score=np.ones((1000, 9)))
+        results.save(sys.argv[1] + "/r.npz")
+    """
+    done = run_code(code, tmp_path)
+    assert done.stderr.strip().endswith(f"(ulimit -f): '{tmp_path}'")
+    assert list(tmp_path.iterdir()) == [tmp_path / "r.npz"]
+    assert len(Results.load(tmp_path / "r.npz").part()) == 0
 
 
 def test_fault_37_read_only_data_is_indexed_to_another_folder(tmp_path: Path) -> None:

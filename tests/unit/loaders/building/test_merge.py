@@ -68,7 +68,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
             }
             out.add(1000, arrays)
             part.num_records += 1000
-        out.publish(part)
+        out.finish(part)
     return file
 
 
