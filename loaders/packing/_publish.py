@@ -7,7 +7,6 @@ replaced or deleted.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -29,8 +28,9 @@ from twinfeed.loaders.support.atomic import (
 from twinfeed.loaders.support.deletable import (
     delete_folder,
     delete_listed,
+    delete_stale,
     is_deletable,
-    mark_deletable,
+    new_folder,
 )
 
 _STAGING_NAME = "packing"
@@ -106,30 +106,10 @@ def _create_staging(folder: Path, staging: Path) -> int:
         for old in folder.glob(f".{_STAGING_NAME}-*"):
             if _STAGING_FOLDER.fullmatch(old.name):
                 if is_deletable(old):  # a complete marker file says that this library wrote it
-                    _delete_unlocked(old)
+                    delete_stale(old)
                 else:  # killed before the marker was complete: delete the marker, and the folder
                     delete_listed(old)  # unless it has other files
-        staging.mkdir(mode=0o700)  # so that other users cannot open and lock the folder
-        try:
-            mark_deletable(staging)
-        except OSError:  # the disk is full: delete what there is of the marker
-            delete_listed(staging)
-            raise
-        lock_fd = os.open(staging, os.O_RDONLY)
-        with suppress(OSError):  # the file system has no locks
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return lock_fd
-
-
-def _delete_unlocked(staging: Path) -> None:
-    """Delete a staging folder, unless a process that still packs to it has locked it."""
-    with suppress(OSError):  # a link, another user's folder, or locked
-        fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            delete_folder(staging)
-        finally:
-            os.close(fd)
+        return new_folder(staging)
 
 
 def publish(staging: Path, folder: Path, /) -> None:

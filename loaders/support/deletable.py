@@ -5,6 +5,8 @@ A matching name is never enough. The marker lists the files of the folder that m
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
@@ -26,6 +28,37 @@ def mark_deletable(folder: Path, /, files: Iterable[str] = ()) -> None:
         (folder / MARK).unlink(missing_ok=True)
         with (folder / MARK).open("xb") as marker:
             marker.write(_HEADER + "".join(f"{file}\n" for file in files).encode())
+
+
+def new_folder(folder: Path, /) -> int:
+    """Create a folder that `delete_stale` deletes after this process; return its descriptor.
+
+    The folder is locked until the descriptor is closed. It is locked before it is marked, so that
+    no other process takes it for stale, and only its owner may open it, and so lock it.
+    """
+    folder.mkdir(mode=0o700)
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # without locks, `delete_stale` deletes nothing
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        mark_deletable(folder)
+    except BaseException:  # the disk is full: delete what there is of the marker
+        delete_listed(folder)
+        os.close(fd)
+        raise
+    return fd
+
+
+def delete_stale(folder: Path, /) -> None:
+    """Delete a folder of `new_folder` whose process has ended, so that nobody has locked it."""
+    if is_deletable(folder):
+        with suppress(OSError):  # a link, another user's folder, or locked
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                delete_folder(folder)
+            finally:
+                os.close(fd)
 
 
 def add_deletable(folder: Path, file: str, /) -> None:

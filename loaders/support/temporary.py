@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,34 +13,27 @@ from multiprocessing import current_process
 from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
 
-from twinfeed.loaders.support.deletable import is_deletable, mark_deletable
+from twinfeed.loaders.support.deletable import delete_stale, new_folder
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.system import SHARED_MEMORY
 
-_PREFIX, _LOCK = "twinfeed-", "lock"
+_PREFIX = "twinfeed-"
 
 # The longest path, in bytes, of a folder in which multiprocessing may put its sockets.
 _MAX_NAME_BYTES = 80
 
 _locks: PerProcess[dict[Path, int]] = PerProcess(dict)
-"""The folders of this process, and the descriptor of the locked file in each."""
+"""The folders of this process, and the descriptor that keeps each locked."""
 
 
 def make_temporary() -> Path:
-    """Create a temporary folder, with a file in it that stays locked until the process ends.
+    """Create a temporary folder, which is locked until the process ends.
 
-    The first call also removes the folders of killed processes, whose files are not locked.
+    The first call also removes the folders of killed processes, which are not locked.
     """
     _remove_stale()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    mark_deletable(folder)
-    fd = os.open(folder / ".new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    _locks()[folder] = fd
-    # A file system without locks raises here. Then no process finds a lock file in the folder, and
-    # so none removes it.
-    with suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(folder / ".new", folder / _LOCK)  # other processes look for this name
+    folder = Path(tempfile.gettempdir(), f"{_PREFIX}{secrets.token_hex(8)}")
+    _locks()[folder] = new_folder(folder)
     return folder
 
 
@@ -84,14 +77,9 @@ def socket_folder() -> str:
 
 @cache
 def _remove_stale() -> None:
-    """Remove temporary folders of killed processes: those whose file is not locked."""
+    """Remove temporary folders of this user's killed processes."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if not is_deletable(folder):
-                continue
-            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(fd)
+        with suppress(FileNotFoundError):
+            # Another user could put a link in the place of a folder while it is deleted.
+            if folder.lstat().st_uid == os.geteuid():
+                delete_stale(folder)
