@@ -168,10 +168,14 @@ class IndexWriter:
         if old_manifest is None or old_manifest["folder"] != array_folder.name:
             delete_listed(array_folder)
         manifest_folder = _publish_arrays(self.folder, array_folder)
-        # 3. `_deletable_after` lists the old arrays in the marker file of their folder.
-        with _deletable_after(self.path, old_manifest):
-            os.replace(manifest_folder / MANIFEST, self.path / MANIFEST)
-            fsync_path(self.path)
+        # 3. The folder of the old arrays gets its marker file before, and is kept nevertheless
+        # while the manifest names it. So if this process is killed, the next build can delete it.
+        if old_manifest is not None:
+            with suppress(OSError):  # the arrays are missing
+                old_files = [f"{name}.npy" for name in old_manifest["arrays"]]
+                mark_deletable(self.path / old_manifest["folder"], old_files)
+        os.replace(manifest_folder / MANIFEST, self.path / MANIFEST)
+        fsync_path(self.path)
         # 4. Without a marker file, the new arrays are never deleted, from now on.
         (array_folder / MARK).unlink(missing_ok=True)
         for folder in self.path.iterdir():
@@ -193,32 +197,6 @@ def _manifest(content: Json, options: Json, arrays: Json) -> dict[str, Any]:
     manifest["folder"] = f"columns-{json_digest(arrays)[:16]}"
     manifest["checksum"] = json_digest(manifest)
     return manifest
-
-
-@contextmanager
-def _deletable_after(path: Path, old_manifest: Json | None) -> Iterator[None]:
-    """Let builds delete the old arrays of an index once the `with` block has replaced its manifest.
-
-    The manifest is the file that names the folder of the arrays that are in use. A build deletes a
-    folder of arrays if the folder has a marker file, and the manifest does not name the folder. So
-    the marker is written into the old folder before the block:
-
-    - If the process is killed before the manifest is replaced, the manifest still names the old
-      folder, which is therefore kept.
-    - If it is killed after that, the next build deletes the old folder.
-    - If the block raises an error, the marker is removed again.
-    """
-    if old_manifest is None:
-        yield
-        return
-    folder = path / old_manifest["folder"]
-    with suppress(OSError):  # the arrays are missing
-        mark_deletable(folder, [f"{name}.npy" for name in old_manifest["arrays"]])
-    try:
-        yield
-    except BaseException:
-        (folder / MARK).unlink(missing_ok=True)
-        raise
 
 
 def _old_manifest(path: Path) -> dict[str, Any] | None:
