@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal
 
 import numpy as np
 
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.index.sizes import record_bytes
-from twinfeed.loaders.support import checks, system
+from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Ids
 from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.samplers import ShardShuffleSampler, SubsetSampler, validate
@@ -37,9 +36,6 @@ def shuffled(
     The block and the window only depend on the index and on `memory`. So every machine has the
     same stream. The order's `repr` shows both numbers. The number of records in a block is a power
     of two. Small data have smaller blocks, so that 128 blocks can be open.
-
-    Warns if the blocks take more than a tenth of the memory that this process may use, since pages
-    may then be dropped before they are read.
 
     Args:
         index: where the records lie.
@@ -75,14 +71,6 @@ def shuffled(
     if memory < minimum and block > 1:
         problem = f"memory must be at least a block for each section, {minimum}, got {memory}"
         raise ValueError(problem)
-    open_bytes, allowed = int(block * window * nbytes), system.memory()
-    if open_bytes > allowed / 10:
-        warnings.warn(
-            f"the open blocks take {open_bytes >> 20} MiB, more than a tenth of the "
-            f"{allowed >> 20} MiB that this process may use: give shuffled() less memory (which is "
-            f"another stream)",
-            stacklevel=3,
-        )
     order = ShardShuffleSampler(
         lengths, seed=seed, block=block, window=window, sections=sections, order_within=order_within
     )

@@ -347,13 +347,6 @@ def test_shuffled_subset_has_its_own_blocks(tmp_path: Path) -> None:
     assert found.requests < 400, "blocks, not records"
 
 
-def test_shuffle_too_large_for_memory_warns(long: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "memory", lambda: 1 << 20)
-    with pytest.warns(UserWarning, match="more than a tenth of the 1 MiB"):
-        order = shuffled(long, seed=3)
-    assert "window=128" in repr(order)
-
-
 @pytest.mark.parametrize(
     "name", ["shards", "random", "shards-sections", "blocks-replaced", "exact-once"]
 )
