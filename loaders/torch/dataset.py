@@ -17,7 +17,6 @@ from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.records import Sample
-from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.fork import end_with_parent
@@ -128,12 +127,6 @@ class RecordDataset(Dataset[Any]):
     def __init__(self, feed: Feed, /, *, threads: int = 0, checksums: bool = True) -> None:
         check_feed(feed)
         index = feed.index
-        if isinstance(index, Index) and index.remote and index.cache is None:
-            warnings.warn(
-                f"each record of {index.root} will be a request: take TorchLoader(feed), which "
-                f"asks for blocks ahead, or open the index with cache=DiskCache(…)",
-                stacklevel=2,
-            )
         socket_folder()  # workers inherit the folder
         self._records = len(feed.index)
         self._seeded = feed.seeded
