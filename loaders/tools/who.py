@@ -232,7 +232,8 @@ def diff(first: Feed, second: Feed, /) -> FeedDifference:
     start = min(map(first_step, differing), default=0)
     # Two epochs, since one from its middle on may lack a record that a later one has.
     stop = start + 2 * max(len(first), len(second)) if differing else start
-    step = next((n + 1 for n in range(start, stop) if _differ(first, second, n)), None)
+    differ = (n for n in range(start, stop) if _samples(first, n) != _samples(second, n))
+    step = next((n + 1 for n in differ), None)
     step = 1 if any(_kind(name) == "index" for name in differing) else step
     same = "the same records in " + (f"the steps up to {stop}, but" if findings else "every step")
     lines = [same if step is None else f"step {step} differs", *map("  {}".format, findings)]
@@ -257,9 +258,7 @@ def records_of(source: Source, name: int | str, /) -> list[int]:
     records = [number for number, key in enumerate(keys) if key == name]
     if not records:
         examples = ", ".join(map(repr, keys[:3]))
-        raise KeyError(
-            f"no record has the key {name!r}: give a key, such as {examples}, or a number"
-        )
+        raise KeyError(f"no record has the key {name!r}: give a key, such as {examples}")
     return records
 
 
@@ -294,21 +293,13 @@ def _kind(name: str) -> str:
     return "schedule" if first_step(name) else "seed" if name.endswith("seed") else "sampler"
 
 
-def _differ(first: Feed, second: Feed, number: int) -> bool:
-    """Return whether the batches of a number, from 0, have other samples in two feeds."""
-    a, b = (
-        Request.of(feed.sampler, *divmod(number, len(feed)), seeds=False)
-        for feed in (first, second)
-    )
-    return not (np.array_equal(a.records, b.records) and np.array_equal(a.views, b.views))
+def _samples(feed: Feed, number: int) -> tuple[list[int], list[int]]:
+    """Return the records and the views of a batch by its number, which counts epochs on from 0."""
+    request = Request.of(feed.sampler, *divmod(number, len(feed)), seeds=False)
+    return request.records.tolist(), request.views.tolist()
 
 
 def _describe(source: Source, record: int) -> str:
-    """Describe a record in one line: its shard and number, the offset of its data, its label."""
-    text = source.describe(record)
-    if isinstance(source, Index) and source.container != "files":
-        rows = [source.table(name)[record] for name in source.fields]
-        offsets = [int(row["offset"]) for row in rows if row["length"] >= 0]
-        text += f", byte {min(offsets)}" if offsets else ""
+    """Describe a record in one line: its shard and number, its key, its label."""
     label = source.columns.get("label")
-    return text if label is None else f"{text}, label {label[record]}"
+    return source.describe(record) + ("" if label is None else f", label {label[record]}")

@@ -47,8 +47,8 @@ def test_who_prints_the_records_of_a_step(capsys: Capture) -> None:
     where = "data-00000-of-00001.tar, number 3, key 'k3'"
     assert lines_of(capsys, *who, "4") == [
         "step 4 (feed[1, 1])",
-        f"  id 3: record 3 ({where}), byte {3 * 2048 + 512}, label 1",
-        f"  id 4: record 4 ({where.replace('3', '4')}), byte {4 * 2048 + 512}, label 0",
+        f"  id 3: record 3 ({where}), label 1",
+        f"  id 4: record 4 ({where.replace('3', '4')}), label 0",
     ]
     title, line = lines_of(capsys, *who, "2", "--rank", "0", "--world-size", "3")
     assert title == "step 2 (feed[0, 1]), rank 0 of 3"
