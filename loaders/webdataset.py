@@ -91,14 +91,14 @@ class SampleLoader(Loader[list[Sample]]):
                 gives more or fewer batches than the epoch has, or a stage drops a sample.
         """
         self._end_pass_and_tracking()
-        epoch, start = self._cursor.start_pass()
+        epoch, start = self.run.start_pass()
         self._check_sizes(epoch, start)
         self._check_stages(loader)
         # For `__call__`, which the pipeline calls when `_iterate_pass` iterates over it, below.
         self._next_pass = epoch, start
         self.meter.start(start)
         batches = self._check_count(loader, len(self) - start)
-        yield from self._iterate_pass(batches, self._count_received)
+        yield from self._iterate_pass(batches, self.run.received)
 
     def _check_sizes(self, epoch: int, start: int) -> None:
         """Raise ValueError unless all batches of this rank have the same size, `batch_size`.

@@ -182,15 +182,16 @@ class Batcher(Closing):
         arrays are read-only.
         """
         shares = self.recipe.shares_arrays
-        distinct, positions = np.unique(records, return_inverse=True) if shares else (records, None)
+        distinct, positions = records, np.arange(len(records))
+        if shares and len(set(records.tolist())) < len(records):
+            distinct, positions = np.unique(records, return_inverse=True)
         samples: Sequence[Fields] = self.stored(distinct)
         if decode := self.recipe.decode:
             inputs = "decode", decode, distinct, samples
             samples = self.meter.timed("decoding", self._call_each, *inputs)
-        if positions is None:
-            return [*samples]
-        protected = [*map(_with_read_only_arrays, samples)]
-        return [protected[position] for position in positions]
+        if shares:
+            samples = [*map(_with_read_only_arrays, samples)]
+        return [samples[position] for position in positions.tolist()]
 
     def transformed(
         self, samples: Sequence[Fields], request: Request, rows: Mapping[str, Rows], /

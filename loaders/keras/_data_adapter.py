@@ -54,6 +54,6 @@ class _BatchesByStep(keras.utils.PyDataset):
         return len(self._loader)
 
     def __getitem__(self, step: int) -> Any:
-        with self._loader.external_passes.peek():
+        with self._loader.run.peek():
             batches = adapter_of(self._loader).batches(self._arrange)
             return next(islice(batches, step, None))

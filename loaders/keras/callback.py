@@ -16,8 +16,8 @@ from twinfeed.loaders.keras._checkpoints import Checkpoint, last_checkpoint, wri
 from twinfeed.loaders.keras._data_adapter import LoaderDataAdapter
 from twinfeed.loaders.keras._model import check_model
 from twinfeed.loaders.loop.adapter import adapter_of
-from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import Loader
+from twinfeed.loaders.loop.run import Order
 from twinfeed.samplers import StateMismatchError, validate
 
 # A true value of `stop_training`, by which this callback ends an epoch that was resumed within.
@@ -193,7 +193,7 @@ class ResumeCallback(keras.callbacks.Callback):
                 )
         finally:
             self._callbacks = None
-            self.loader.external_passes.stop_tracking()
+            self.loader.run.stop_tracking()
 
     def restore(self, model: keras.Model, /) -> bool:
         """Load the last checkpoint into `model` (compiled, built) and the loader.
@@ -274,11 +274,11 @@ class ResumeCallback(keras.callbacks.Callback):
         loader moves to the next epoch. While `peeking` is True, an iteration reads a whole epoch
         from step 0, and the loader does not move. `on_test_end` sets `peeking` to False again.
         """
-        # Keras iterates by itself, and `external_passes` says where each iteration starts.
-        self.loader.external_passes.peeking = True
+        # Keras iterates by itself, and `run` says where each iteration starts.
+        self.loader.run.peeking = True
 
     def on_test_end(self, logs: Any = None) -> None:
-        self.loader.external_passes.peeking = False
+        self.loader.run.peeking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Check that `fit` and the loader start the same epoch, and count batches from there.
@@ -310,8 +310,8 @@ class ResumeCallback(keras.callbacks.Callback):
 
         With `steps_per_execution=4`, Keras calls this only after every fourth batch.
         """
-        # `external_passes` decides where each iteration over the loader's dataset starts.
-        passes, start = self.loader.external_passes, self._first_step
+        # `run` decides where each iteration over the loader's dataset starts.
+        passes, start = self.loader.run, self._first_step
         # 1. If no iteration has started at the step of the first batch, the batch came from
         # somewhere else, such as a cache.
         if self._step == start and not passes.started_at(self._epoch, start):
@@ -349,7 +349,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self.loader.external_passes.stop_tracking()  # the callback no longer sets the position
+        self.loader.run.stop_tracking()  # the callback no longer sets the position
 
     def save(self) -> None:
         """Save the model as it is now, and the position of the training."""
@@ -367,9 +367,9 @@ class ResumeCallback(keras.callbacks.Callback):
         """
         self._epoch, self._first_step = self.loader.epoch, self.loader.step
         self._step = self._first_step
-        # `external_passes` decides where each iteration over the loader's dataset starts. After
-        # this call, only `external_passes.advance_to` changes the loader's position.
-        self.loader.external_passes.track_from(self._epoch, self._first_step)
+        # `run` decides where each iteration over the loader's dataset starts. After
+        # this call, only `run.advance_to` changes the loader's position.
+        self.loader.run.track_from(self._epoch, self._first_step)
 
     def _save(self, logs: dict[str, Any] | None) -> None:
         """Write a checkpoint, if batches were trained on since the last one.
@@ -428,7 +428,7 @@ class ResumeCallback(keras.callbacks.Callback):
         misses_metrics = len(model.metrics_variables) < len(checkpoint.state["metrics"])
         if not model.built or (misses_metrics and not _has_strategy(model)):
             data = _fit_data(self.loader, arrange, None)
-            with self.loader.external_passes.peek():  # reading does not move the loader's position
+            with self.loader.run.peek():  # reading does not move the loader's position
                 model.evaluate(data, steps=1, verbose=0)  # creates the variables
         self._restore(model, checkpoint)
         return checkpoint.state

@@ -35,7 +35,7 @@ class Adapter:
         loader._end_pass()  # stops the threads of an earlier pass, if it was abandoned
         # The epoch and step at which this pass starts. When `finish` is called with them, below,
         # the loader's position moves to the next epoch.
-        pass_start = loader.external_passes.start()
+        pass_start = loader.run.start_external()
         loader.meter.start(pass_start.step)
         num_batches = len(loader) - pass_start.step
         batch_numbers = count(1)
@@ -44,7 +44,7 @@ class Adapter:
             """Count a batch, and return whether it is the last of the epoch."""
             is_last: bool = next(batch_numbers) == num_batches
             if is_last:
-                loader.external_passes.finish(pass_start)
+                loader.run.finish_external(pass_start)
             return is_last
 
         # Threads start to make batches. `_iterate_pass` yields them, and calls `count_received` for

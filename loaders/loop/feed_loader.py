@@ -17,6 +17,7 @@ from twinfeed.loaders.feed.collate import Allocate, aligned
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
+from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.reading.prefetch.schedule import Schedules
 from twinfeed.loaders.reading.source import FieldReader, reader_of
 from twinfeed.loaders.support.option_hints import OPTION_HINTS
@@ -25,9 +26,9 @@ from twinfeed.samplers import validate
 T = TypeVar("T")
 
 
-# For each feed and loader class, the last loader whose loop has received epoch 0 and nothing else:
-# to warn if a script makes a new loader for each epoch, which would always get epoch 0.
-_LOADER_OF_EPOCH_0: WeakKeyDictionary[Feed, dict[type, ref[Any]]] = WeakKeyDictionary()
+# For each feed and loader class, the loader that was iterated over last, and its run: to warn if a
+# script makes a new loader for each epoch, which would always get epoch 0.
+_LAST_LOADERS: WeakKeyDictionary[Feed, dict[type, tuple[ref[Any], Run]]] = WeakKeyDictionary()
 
 
 class FeedLoader(Loader[B]):
@@ -56,10 +57,14 @@ class FeedLoader(Loader[B]):
 
         Warns if a new loader is made for each epoch, which would get epoch 0 again.
         """
-        previous = _LOADER_OF_EPOCH_0.get(self.feed, {}).pop(type(self), None)
+        loaders = _LAST_LOADERS.setdefault(self.feed, {})
+        previous, run = loaders.get(type(self), (None, self.run))
+        loaders[type(self)] = ref(self), self.run
         # A loader that still exists is no reason to warn: a script may compare two loaders.
         was_deleted = previous is not None and previous() is None
-        if was_deleted and not (self._received_epochs or self._position_was_set):
+        has_epoch_0 = (run.epoch, run.received_epochs) == (1, {0})
+        is_new = not (self.run.received_epochs or self.run.position_was_set)
+        if was_deleted and has_epoch_0 and is_new:
             name = type(self).__name__
             warnings.warn(
                 f"a new {name} of the same feed starts epoch 0 again, and gives the same batches: "
@@ -67,17 +72,6 @@ class FeedLoader(Loader[B]):
                 stacklevel=2,
             )
         return super().__iter__()
-
-    def _count_received(self) -> bool:
-        """Count a batch that the loop has received; return whether it is the last of its epoch.
-
-        At the end of epoch 0 of a training run, the loader is also registered, so that `__iter__`
-        can warn if a new loader of the same feed then reads epoch 0 again.
-        """
-        is_last = super()._count_received()
-        if is_last and self._received_epochs == {0} and not self._sampler.evaluation:
-            _LOADER_OF_EPOCH_0.setdefault(self.feed, {})[type(self)] = ref(self)
-        return is_last
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of `Loader`, with what identifies the records."""

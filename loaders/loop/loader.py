@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,10 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol
 from weakref import WeakSet
 
 from twinfeed.loaders.batches.meter import Meter, PassReport
-from twinfeed.loaders.loop.external_passes import ExternalPasses
+from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.cursor import Cursor
 from twinfeed.samplers.processes import warn_unsharded
 
 _PASS_WAS_ENDED = (
@@ -99,7 +97,7 @@ class Loader(Closing, Generic[B]):
     For a type checker a batch is a `dict[str, Any]`. To give it the names of the fields, name a
     `TypedDict`, as in `NumpyLoader[MyBatch](feed)`. Nothing is checked at run time.
 
-    Some loaders also feed a framework that does not say what it received: see `ExternalPasses`.
+    Some loaders also feed a framework that does not say what it received: see `Run`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, NumpyLoader, pack
@@ -122,14 +120,8 @@ class Loader(Closing, Generic[B]):
 
     def __init__(self, sampler: BatchStream, /) -> None:
         self._sampler = sampler
-        self._cursor = Cursor(sampler)
+        self.run = Run(sampler, advice=self._counting_advice)
         self.meter = Meter()
-        # Epochs of which the loop has received a batch, since the last load_state_dict.
-        self._received_epochs: set[int] = set()
-        self._loaded_position = 0, 0  # the (epoch, step) that load_state_dict set
-        self._warned_of_repeat_or_skip = False  # set_epoch warns only once
-        self._position_was_set = False  # by set_epoch or load_state_dict
-        self.external_passes = ExternalPasses(self._cursor, advice=self._counting_advice)
         _LOADERS.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,10 +141,10 @@ class Loader(Closing, Generic[B]):
         """Make the next pass start at the current step, also in an evaluation.
 
         Normally each pass of an evaluation starts at step 0. Only the first pass after
-        `load_state_dict` starts at the loaded step, so the cursor loads its own state here.
+        `load_state_dict` starts at the loaded step, so the run loads its own state here.
         """
-        if self._cursor.step:
-            self._cursor.load_state_dict(self._cursor.state_dict())
+        if self.run.step:
+            self.run.load_state_dict(self.run.state_dict())
 
     def _reset_after_fork(self) -> None:
         """Drop the running pass in a forked child, without ending the parent's threads.
@@ -197,10 +189,10 @@ class Loader(Closing, Generic[B]):
     def __iter__(self) -> Iterator[B]:
         """Iterate over the batches, from the position to the end of the epoch."""
         self._end_pass_and_tracking()
-        epoch, start = self._cursor.start_pass()
+        epoch, start = self.run.start_pass()
         self.meter.start(start)
         batches = self._start_pass(epoch, start)
-        yield from self._iterate_pass(batches, self._count_received, num_batches=len(self) - start)
+        yield from self._iterate_pass(batches, self.run.received, num_batches=len(self) - start)
 
     def _iterate_pass(
         self,
@@ -267,24 +259,15 @@ class Loader(Closing, Generic[B]):
         """
         return self.meter.report()
 
-    def _count_received(self) -> bool:
-        """Count a batch that the loop has received; return whether it is the last of its epoch.
-
-        The epoch is noted for `set_epoch`, which warns if it starts the epoch again. The loader's
-        position moves to the next step.
-        """
-        self._received_epochs.add(self._cursor.epoch)
-        return self._cursor.advance()
-
     @property
     def epoch(self) -> int:
         """Epoch of the next batch that the loop receives."""
-        return self._cursor.epoch
+        return self.run.epoch
 
     @property
     def step(self) -> int:
         """Step of the next batch that the loop receives, in `[0, len(loader))`."""
-        return self._cursor.step
+        return self.run.step
 
     @property
     def global_step(self) -> int:
@@ -304,46 +287,7 @@ class Loader(Closing, Generic[B]):
         loop or before the loaded state, or if the last batches of the previous epoch are skipped.
         """
         self._end_pass_and_tracking()
-        self._position_was_set = True
-        previous_epoch, step = self.epoch, self.step
-        self._cursor.set_epoch(epoch)
-        if not self._sampler.evaluation:
-            self._warn_of_repeat_or_skip(previous_epoch, step)
-
-    def _warn_of_repeat_or_skip(self, previous_epoch: int, step: int) -> None:
-        """Warn, once, if `set_epoch` has repeated an epoch, or skipped the rest of an epoch.
-
-        `previous_epoch` and `step` are the position before `set_epoch`. `_received_epochs` are the
-        epochs of which the loop has received batches.
-        """
-        problem = ""
-        loaded_epoch, loaded_step = self._loaded_position
-        # A host that counts its passes from 0 names an epoch before that of the state it resumed.
-        is_before_state = bool(self._received_epochs) and self.epoch < loaded_epoch
-        if self.step == 0 and (self.epoch in self._received_epochs or is_before_state):
-            problem = (
-                f"set_epoch starts epoch {self.epoch} again, so the same batches come again: "
-                f"give each training a loader of its own, and count epochs from a loaded state's"
-            )
-        elif previous_epoch in self._received_epochs and step and self.epoch != previous_epoch:
-            num_skipped = len(self) - step
-            advice = f"for epochs of {step} batches set batches_per_epoch={step} of the sampler"
-            # Perhaps the trainer has counted batches of the loaded state. For example, epochs have
-            # 10 batches, and the state was saved after 2 batches of epoch 1. The trainer starts
-            # epoch 2, but counts its first batch as number 3. So it ends epoch 2 after 8 batches,
-            # and 2 are skipped: as many as `loaded_step`. It has received none of epoch 1.
-            if num_skipped == loaded_step and loaded_epoch not in self._received_epochs:
-                advice = (
-                    f"the trainer counts the {num_skipped} batches of epoch {loaded_epoch} that "
-                    f"came before the loaded state: resume from a checkpoint saved while fit ran"
-                )
-            problem = (
-                f"{num_skipped} of {len(self)} batches of epoch {previous_epoch} were skipped, "
-                f"as set_epoch started epoch {self.epoch}: {advice}"
-            )
-        if problem and not self._warned_of_repeat_or_skip:
-            self._warned_of_repeat_or_skip = True
-            warnings.warn(problem, stacklevel=3)
+        self.run.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, with what identifies the sampler and the records.
@@ -351,7 +295,7 @@ class Loader(Closing, Generic[B]):
         It is a small dict that JSON can hold. A loader with another number of ranks or workers,
         with another container of the same records, or of another framework can continue from it.
         """
-        return self._cursor.state_dict()
+        return self.run.state_dict()
 
     def state_at(self, epoch: int, step: int, /) -> dict[str, Any]:
         """Return the state before a step; `step=len(loader)` is the end of the epoch."""
@@ -367,11 +311,8 @@ class Loader(Closing, Generic[B]):
         """
         self._end_pass_and_tracking()
         self._check_state(state)
-        self._cursor.load_state_dict(state)
-        # For the warnings about epochs that are repeated or skipped.
-        self._position_was_set = True
-        self._received_epochs.clear()
-        self._loaded_position = self.epoch, self.step
+        self.run.load_state_dict(state)
+        self.run.note_loaded_state()
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatchError for a state of another sampler."""
@@ -384,13 +325,13 @@ class Loader(Closing, Generic[B]):
     def _end_pass_and_tracking(self) -> None:
         """End the running pass, and the tracking of a framework's passes."""
         self._end_pass()
-        self.external_passes.stop_tracking()
+        self.run.stop_tracking()
 
     def _end_pass(self) -> None:
         """End the running pass, if there is one: its loop, and its threads or workers."""
         if self._current_pass is not None:
             batches, self._current_pass = self._current_pass, None
-            self._cursor.end()
+            self.run.end()
             self.meter.end()
             with suppress(ValueError):  # a generator that another thread runs, and will close
                 batches.close()

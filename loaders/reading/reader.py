@@ -172,7 +172,8 @@ class Reader(Closing):
             return [[] for _ in names]
         # The comments follow the example.
         sorted_ids = np.sort(ids)  # [5, 7, 7]
-        checks.check_bounds(int(sorted_ids[0]), int(sorted_ids[-1]), len(self.index))
+        if sorted_ids[0] < 0 or sorted_ids[-1] >= len(self.index):
+            checks.check_ids(ids, len(self.index))  # raises IndexError
         id_gaps = sorted_ids[1:] - sorted_ids[:-1]  # [2, 0]
         # 0 if an id is repeated, 1 if two ids are neighbours; larger gaps, and none, count as 2.
         smallest_gap = np.minimum.reduce(id_gaps, initial=2)  # 0

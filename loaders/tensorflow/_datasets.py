@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
-from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import B, Loader, explain_key_error
+from twinfeed.loaders.loop.run import Order
 from twinfeed.loaders.tensorflow._iterators import destroy_iterators_in_thread
 from twinfeed.loaders.tensorflow._operators import check_batch_order
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
@@ -140,12 +140,12 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         if validate.choice("order", order, (None, "unchecked")) is None:
             adapter_of(self).check_position(dataset)
         self._end_pass_and_tracking()
-        epoch, start = self._cursor.start_pass()
+        epoch, start = self.run.start_pass()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
         # From now on, this loop sets the loader's position, and the end of an iteration does not.
         # `reshardable`: whether a `tf.distribute` strategy may divide the batches, so that the
         # sampler must allow it. A strategy never divides a plain dataset.
-        self.external_passes.track_from(epoch, start, reshardable=distributed)
+        self.run.track_from(epoch, start, reshardable=distributed)
         self.meter.start(start)
         running = _Pass(self, dataset)
         # `divided`: whether each process receives other samples than the other processes. There are
@@ -157,7 +157,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         #   not export the class of such a dataset, so it is recognized by its name.
         from_function = "FromFunction" in type(dataset).__name__
         divided = distributed and (self._by_rank or not from_function)
-        yield from self._iterate_pass(running, self._count_received, divided=divided)
+        yield from self._iterate_pass(running, self.run.received, divided=divided)
 
     def serialize(self) -> str:
         """Return the state as text, for `tf.train.Checkpoint`."""
@@ -168,7 +168,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         self.load_state_dict(json.loads(state))
 
     def _start_pass(self, epoch: int, start: int) -> _Pass:
-        self.external_passes.track_from(epoch, start, reshardable=False)
+        self.run.track_from(epoch, start, reshardable=False)
         # Without any step, the dataset may not be made: no record shows what its batches have.
         return _Pass(self, self._on_device if len(self) else ())
 
@@ -212,12 +212,12 @@ class _Pass(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
-        with OriginalErrors(self._loader.external_passes):
+        with OriginalErrors(self._loader.run):
             if self._batches is None:
                 self._batches = iter(destroy_iterators_in_thread(self._dataset))
             return next(self._batches)
 
     def close(self) -> None:
         """Drop the iterator with its prefetched batches, and stop tracking the position."""
-        self._loader.external_passes.stop_tracking()
+        self._loader.run.stop_tracking()
         self._dataset, self._batches = (), iter(())  # `__next__` raises StopIteration from now on

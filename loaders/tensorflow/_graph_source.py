@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders.loop.external_passes import PassStart
 from twinfeed.loaders.loop.loader import Loader
+from twinfeed.loaders.loop.run import PassStart
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._processes import check_auto_shard
 from twinfeed.samplers import BatchStream
@@ -57,7 +57,7 @@ class GraphSource(ABC):
         self, loader: Loader[Any], sampler: BatchStream, *, ranks: int = 1, by_rank: bool = False
     ) -> None:
         self.sampler, self.ranks = sampler, ranks
-        self.external_passes, self.meter = loader.external_passes, loader.meter
+        self.run, self.meter = loader.run, loader.meter
         self.steps = len(sampler)
         self.num_batches = self.steps * ranks
         # Whether each replica of a strategy has a dataset of its rank. If not, the strategy divides
@@ -81,13 +81,13 @@ class GraphSource(ABC):
         # `reshardable` is False in a loop over the loader itself. Elsewhere, a `tf.distribute`
         # strategy may divide the batches among its processes, unless each replica has a dataset
         # with the batches of its own rank (`_by_rank`).
-        if self.external_passes.reshardable and not self._by_rank:
+        if self.run.reshardable and not self._by_rank:
             check_auto_shard(self.sampler)
         self.meter.start_external()  # measures how long the loop waits for batches
         # The pass starts at this epoch and step. `end_pass` compares the generation, which rises
         # when a Keras callback or `track` begins or stops to set the loader's position. If it has
         # risen by the end of the pass, this pass is out of date, and does not set the position.
-        epoch, start, generation = self.external_passes.start()
+        epoch, start, generation = self.run.start_external()
         pass_id = next(_PASS_IDS)
         # The number of calls into Python that read several batches each; 0 if a call reads one.
         with self._open_pass(pass_id, epoch, start) as num_chunks:
@@ -115,5 +115,5 @@ class GraphSource(ABC):
         # `finish` decides whether the position moves. It stays if a Keras callback or `track` sets
         # it now. It also stays if one of the two has begun or stopped since this pass started: the
         # generation, which counts these events, has then risen.
-        self.external_passes.finish(PassStart(state.epoch, state.start, state.generation))
+        self.run.finish_external(PassStart(state.epoch, state.start, state.generation))
         return True

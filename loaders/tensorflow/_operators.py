@@ -29,9 +29,8 @@ def check_batch_order(dataset: Any, loader: Loader[Any], /) -> None:
     # datasets of `take`, of `map`, and of the loader.
     datasets = list(_upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
     sources = [source for source in map(_source, datasets) if source is not None]
-    # Each loader has an `external_passes` object of its own, which its sources have, too. So the
-    # object identifies the loader.
-    if {source.external_passes for source in sources} != {loader.external_passes}:
+    # Each loader has a `run` of its own, which its sources have, too: it identifies the loader.
+    if {source.run for source in sources} != {loader.run}:
         raise ValueError(f"the dataset is not made of this loader's dataset only, {_ADVISE_ORDER}")
     unordered = any(getattr(item, "_deterministic", None) == "false" for item in datasets)
     if unordered or dataset.options().deterministic is False:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import tensorflow as tf
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.loop.external_passes import ExternalPasses
+from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.support import system
 from twinfeed.loaders.tensorflow._callbacks import FAILED_OBJECTS
 
@@ -44,19 +44,18 @@ def original_errors() -> AbstractContextManager[None]:
 class OriginalErrors(AbstractContextManager[None]):
     """Context manager that raises original errors in place of TensorFlow's.
 
-    `external_passes` (the record of a loader's passes that TensorFlow runs) says which loader's
-    errors are raised. None means all loaders.
+    `run` (a loader's position) says which loader's errors are raised. None means all loaders.
     """
 
-    def __init__(self, external_passes: ExternalPasses | None) -> None:
-        self._external_passes = external_passes
+    def __init__(self, run: Run | None) -> None:
+        self._run = run
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object, /) -> None:
         if isinstance(error, tf.errors.OpError):
-            _raise_original(error, self._external_passes)
+            _raise_original(error, self._run)
 
 
-def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | None) -> None:
+def _raise_original(error: tf.errors.OpError, run: Run | None) -> None:
     """Raise the original exception in place of an error of TensorFlow, if the exception is found.
 
     TensorFlow calls Python methods to read batches. If such a method raises an exception,
@@ -70,15 +69,13 @@ def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | 
 
     Args:
         error: the error of TensorFlow.
-        external_passes: look only at exceptions of the loader with this `external_passes`, the
-            object that keeps a loader's position while TensorFlow iterates over its dataset. Each
-            loader has its own, so it identifies the loader here. None: look at all exceptions.
+        run: look only at exceptions of the loader with this `run`, its position: each loader has
+            its own, so it identifies the loader here. None: look at all exceptions.
     """
     for reference in reversed(FAILED_OBJECTS):
         failed_object = reference()
         # The objects of `source_datasets` belong to no loader, so they are always looked at.
-        its_passes = getattr(failed_object, "external_passes", external_passes)
-        if external_passes is not None and its_passes is not external_passes:
+        if run is not None and getattr(failed_object, "run", run) is not run:
             continue  # the failed object belongs to another loader
         raised: list[BaseException] = getattr(failed_object, "raised", [])
         for original in reversed(raised):

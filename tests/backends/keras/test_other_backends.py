@@ -86,13 +86,13 @@ def test_dataloader_starts_at_position_of_loader(index: Index) -> None:
 def test_tracked_pass_starts_at_tracked_position(index: Index) -> None:
     one = loader(index, random())
     dataloader = one.dataloader(lambda batch: batch["id"].tolist())
-    one.external_passes.track_from(1, 2)
+    one.run.track_from(1, 2)
     assert list(dataloader) == epochs(1)[2:]
-    assert one.external_passes.started_at(1, 2)
+    assert one.run.started_at(1, 2)
     assert (one.epoch, one.step) == (0, 0)
     assert next(iter(dataloader)) == epochs(2)[0]
-    one.external_passes.advance_to(2, 1)
-    one.external_passes.stop_tracking()
+    one.run.advance_to(2, 1)
+    one.run.stop_tracking()
     assert list(dataloader) == epochs(2)[1:]
 
 

@@ -67,14 +67,13 @@ def test_pass_after_break_continues_after_received_batches() -> None:
 def test_late_batch_of_abandoned_pass_keeps_position() -> None:
     """A thread that runs ahead may deliver its last batch after the loop was left."""
     one = loader(packed(RECORDS), sampler())
-    passes = one.external_passes
-    passes.track_from(0, 3)
-    pass_start = passes.start()
+    one.run.track_from(0, 3)
+    pass_start = one.run.start_external()
     assert pass_start[:2] == (0, 3)
-    passes.stop_tracking()
-    passes.finish(pass_start)
+    one.run.stop_tracking()
+    one.run.finish_external(pass_start)
     assert (one.epoch, one.step) == (0, 0)
-    passes.finish(passes.start())
+    one.run.finish_external(one.run.start_external())
     assert (one.epoch, one.step) == (1, 0)
 
 

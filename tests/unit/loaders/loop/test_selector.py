@@ -93,7 +93,7 @@ def test_drawn_counts_each_source_up_to_the_position(
     selector, expected = case
     steps, sources = len(selector), len(selector.drawn())
     for at in [*range(len(expected)), 3, steps + 2, 0, 1, steps]:
-        selector._cursor.seek(at // steps, at % steps)
+        selector.run.seek(at // steps, at % steps)
         before = [number for numbers in expected[:at] for number in numbers]
         counts = selector.drawn()
         assert counts.tolist() == np.bincount(before, minlength=sources).tolist()

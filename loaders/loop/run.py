@@ -1,26 +1,27 @@
-"""The loader's position while a framework iterates, without reporting the batches it received."""
+"""`Run`: one position in a stream, moved by what was received, whoever iterates."""
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
+from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor
 
 Order = Literal["unchecked"]
 """The user vouches that element n of a dataset is batch n of the loader: nothing checks it."""
 
-# Frameworks begin passes in threads of their own. All loaders share a lock, as locks do not pickle.
+# Frameworks begin passes in threads of their own. All runs share a lock, as locks do not pickle.
 _LOCK = threading.Lock()
 
 _PEEKING = -1  # the generation of passes that change no position
 
 
 class PassStart(NamedTuple):
-    """The first batch of a pass, and the generation in which the pass was started.
+    """The first batch of a framework's pass, and the generation in which the pass was started.
 
     The generation is a number that rises whenever the tracking of the position starts or stops. So
     the end of an old pass, which may come late, is recognised and ignored.
@@ -31,14 +32,14 @@ class PassStart(NamedTuple):
     generation: int
 
 
-class ExternalPasses:
-    """Decide where the passes of a framework start, and what the loader's position is after them.
+class Run(Cursor):
+    """The position of a loader. Loops and trainers differ only in who says what was received.
 
-    A pass is one iteration over a dataset of the loader; it runs to the end of its epoch. A pass
-    that is abandoned before its end, as by `next(iter(dataset))`, does not change the position.
-
-    - Normally a pass starts at the loader's position. After its last batch, the position is the
-      start of the next epoch.
+    - A loop over the loader counts each batch that it gets, by `received`.
+    - A framework that iterates over a dataset of the loader does not say what it received. Its
+      pass, one iteration, runs to the end of its epoch: it starts where `start_external` says, and
+      `finish_external` moves the position to the next epoch. A pass that is abandoned before its
+      end, as by `next(iter(dataset))`, does not change the position.
     - A caller that sees which batches were trained on, such as a Keras callback, may track the
       position, from `track_from` to `stop_tracking`. The first pass then starts where the caller
       says, and each later pass where the previous pass ended. Only `advance_to` changes the
@@ -49,32 +50,103 @@ class ExternalPasses:
 
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> sampler = BatchSampler(SequentialSampler(8), batch_size=4)
-    >>> passes = ExternalPasses(Cursor(sampler), advice="call set_epoch")
-    >>> passes.finish(passes.start())
-    >>> passes.start()[:2]
+    >>> run = Run(sampler, advice="call set_epoch")
+    >>> run.finish_external(run.start_external())
+    >>> run.start_external()[:2]
     (1, 0)
-    >>> passes.track_from(1, 1)
-    >>> passes.finish(passes.start())
-    >>> passes.advance_to(1, 2)
-    >>> passes.start()[:2]
+    >>> run.track_from(1, 1)
+    >>> run.finish_external(run.start_external())
+    >>> run.advance_to(1, 2)
+    >>> run.start_external()[:2]
     (2, 0)
+    >>> run.received(), run.received(), run.epoch
+    (False, True, 3)
     """
 
-    def __init__(self, cursor: Cursor, /, *, advice: str) -> None:
-        self._cursor, self._advice = cursor, advice
+    def __init__(self, stream: BatchStream, /, *, advice: str) -> None:
+        super().__init__(stream)
+        self._advice = advice  # how to iterate so that batches are counted, for a warning
+        # Epochs of which the loop has received a batch, since the last load_state_dict.
+        self.received_epochs: set[int] = set()
+        self.position_was_set = False  # by set_epoch or load_state_dict
+        self._loaded_position = 0, 0  # the (epoch, step) that load_state_dict set
+        self._warned_of_repeat_or_skip = False  # set_epoch warns only once
+        self._generation = 0  # rises when tracking starts or stops
+        self._reset_tracking()
+
+    def _reset_tracking(self) -> None:
+        """Note that no caller tracks the position."""
         # The (epoch, step) at which the next pass starts, while a caller tracks the position, from
         # `track_from` to `stop_tracking`; otherwise None.
         self._tracked_start: tuple[int, int] | None = None
         self._latest_start: tuple[int, int] | None = None  # where the latest pass started
-        self._generation = 0  # rises when tracking starts or stops
         self.peeking = False
         self.reshardable = True
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the cursor, but not the tracking of running passes."""
-        return partial(ExternalPasses, advice=self._advice), (self._cursor,)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the state of a copy or a pickle, which no caller tracks."""
+        vars(self).update(state)
+        self._reset_tracking()
 
-    def start(self) -> PassStart:
+    def received(self) -> bool:
+        """Count a batch that the loop has received; return whether it is the last of its epoch."""
+        self.received_epochs.add(self.epoch)
+        return self.advance()
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Set the position to an epoch; see `Cursor.set_epoch`.
+
+        Unless the stream evaluates, this warns once if the loop has received batches of this epoch
+        before, or if the last batches of the previous epoch are skipped.
+        """
+        previous_epoch, step = self.epoch, self.step
+        super().set_epoch(epoch)
+        self.position_was_set = True
+        if not self.stream.evaluation:
+            self._warn_of_repeat_or_skip(previous_epoch, step)
+
+    def note_loaded_state(self) -> None:
+        """Note that a state was loaded, for the warnings about repeated and skipped epochs."""
+        self.position_was_set = True
+        self.received_epochs.clear()
+        self._loaded_position = self.epoch, self.step
+
+    def _warn_of_repeat_or_skip(self, previous_epoch: int, step: int) -> None:
+        """Warn, once, if `set_epoch` has repeated an epoch, or skipped the rest of an epoch.
+
+        `previous_epoch` and `step` are the position before `set_epoch`. `received_epochs` are the
+        epochs of which the loop has received batches.
+        """
+        problem = ""
+        loaded_epoch, loaded_step = self._loaded_position
+        # A host that counts its passes from 0 names an epoch before that of the state it resumed.
+        is_before_state = bool(self.received_epochs) and self.epoch < loaded_epoch
+        if self.step == 0 and (self.epoch in self.received_epochs or is_before_state):
+            problem = (
+                f"set_epoch starts epoch {self.epoch} again, so the same batches come again: "
+                f"give each training a loader of its own, and count epochs from a loaded state's"
+            )
+        elif previous_epoch in self.received_epochs and step and self.epoch != previous_epoch:
+            num_skipped = len(self.stream) - step
+            advice = f"for epochs of {step} batches set batches_per_epoch={step} of the sampler"
+            # Perhaps the trainer has counted batches of the loaded state. For example, epochs have
+            # 10 batches, and the state was saved after 2 batches of epoch 1. The trainer starts
+            # epoch 2, but counts its first batch as number 3. So it ends epoch 2 after 8 batches,
+            # and 2 are skipped: as many as `loaded_step`. It has received none of epoch 1.
+            if num_skipped == loaded_step and loaded_epoch not in self.received_epochs:
+                advice = (
+                    f"the trainer counts the {num_skipped} batches of epoch {loaded_epoch} that "
+                    f"came before the loaded state: resume from a checkpoint saved while fit ran"
+                )
+            problem = (
+                f"{num_skipped} of {len(self.stream)} batches of epoch {previous_epoch} were "
+                f"skipped, as set_epoch started epoch {self.epoch}: {advice}"
+            )
+        if problem and not self._warned_of_repeat_or_skip:
+            self._warned_of_repeat_or_skip = True
+            warnings.warn(problem, stacklevel=4)
+
+    def start_external(self) -> PassStart:
         """Return the epoch and step at which a framework's new iteration, a pass, must start.
 
         1. While `peeking` is set, the framework only looks at batches of a loader that trains, or
@@ -88,18 +160,18 @@ class ExternalPasses:
            its end: the pass starts at the position.
 
         The result also has the generation, a number that rises whenever case 3 begins or ends, so
-        that `finish` can ignore the end of a pass that started before.
+        that `finish_external` can ignore the end of a pass that started before.
         """
-        self._cursor.check_may_start()
-        training = not self._cursor.stream.evaluation
+        self.check_may_start()
+        training = not self.stream.evaluation
         with _LOCK:
             if self.peeking and training:  # 1.
-                return PassStart(self._cursor.epoch, 0, _PEEKING)
-            position = self._cursor.epoch, self._cursor.step
+                return PassStart(self.epoch, 0, _PEEKING)
+            position = self.epoch, self.step
             if self._tracked_start is None:  # 2. no caller tracks the position
-                self._latest_start = self._cursor.start_pass()
+                self._latest_start = self.start_pass()
                 # Warns with this advice if too many passes start at the same epoch.
-                self._cursor.count_pass(self._latest_start[0], self._advice)
+                self.count_pass(self._latest_start[0], self._advice)
             elif training and position > self._tracked_start:
                 # 4. Batches after `_tracked_start` were trained on, but their pass has not ended:
                 # it was abandoned, or the framework only draws a batch to infer its shape.
@@ -108,7 +180,7 @@ class ExternalPasses:
                 self._latest_start = self._tracked_start
             return PassStart(*self._latest_start, self._generation)
 
-    def finish(self, pass_start: PassStart, /) -> None:
+    def finish_external(self, pass_start: PassStart, /) -> None:
         """Set where the next pass (iteration of a framework) starts, after the end of a pass.
 
         For example, a pass over epoch 2 has ended. The next pass starts at step 0 of epoch 3; or of
@@ -122,10 +194,10 @@ class ExternalPasses:
         3. Nobody else sets it: the position becomes the start of the next pass.
 
         Args:
-            pass_start: where the pass started, as `start` has returned it.
+            pass_start: where the pass started, as `start_external` has returned it.
         """
         epoch, _, generation = pass_start
-        evaluation = self._cursor.stream.evaluation
+        evaluation = self.stream.evaluation
         with _LOCK:
             # 1. The generation is a number that rises at `track_from` and `stop_tracking`. A pass
             # that was abandoned before may still prefetch to its end: to count it would skip an
@@ -137,10 +209,10 @@ class ExternalPasses:
                     self._tracked_start = (epoch if evaluation else epoch + 1), 0
                 return
             if evaluation:  # 3.
-                self._cursor.end()
-            elif self._cursor.epoch == epoch:  # else `set_epoch` has changed it meanwhile
+                self.end()
+            elif self.epoch == epoch:  # else `set_epoch` has changed it meanwhile
                 # The end of the epoch is the start of the next one.
-                self._cursor.seek(epoch, len(self._cursor.stream))
+                self.seek(epoch, len(self.stream))
 
     def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
         """Let the caller set the loader's position while a framework iterates over the loader.
@@ -157,7 +229,7 @@ class ExternalPasses:
         """
         with _LOCK:
             if self._tracked_start is None:  # the caller did not set the position before
-                # `finish` ignores the end of a pass that started in an earlier generation.
+                # `finish_external` ignores the end of a pass that started in an earlier generation.
                 self._generation += 1
             self._tracked_start = epoch, step
             self.peeking, self.reshardable = False, reshardable
@@ -180,7 +252,7 @@ class ExternalPasses:
 
     def advance_to(self, epoch: int, step: int, /) -> None:
         """Set the loader's position: all batches before this step were trained on."""
-        self._cursor.seek(epoch, step)
+        self.seek(epoch, step)
 
     def stop_tracking(self) -> None:
         """Undo `track_from`, so that the caller no longer sets the loader's position.
@@ -191,8 +263,6 @@ class ExternalPasses:
         """
         with _LOCK:
             if self._tracked_start is not None:  # `track_from` was called
-                # `finish` ignores the end of a pass that started in an earlier generation.
+                # `finish_external` ignores the end of a pass that started in an earlier generation.
                 self._generation += 1
-            # Set all attributes as `__init__` does.
-            self._tracked_start = self._latest_start = None
-            self.peeking, self.reshardable = False, True
+            self._reset_tracking()
