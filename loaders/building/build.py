@@ -21,7 +21,7 @@ from twinfeed.loaders.building.classes import Classes, check_classes
 from twinfeed.loaders.building.labels import FromTable, LabelSource
 from twinfeed.loaders.building.plan import BuildPlan, Fields
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, job_states
-from twinfeed.loaders.building.writer import DAY, check_own_folder, is_part, make_folder
+from twinfeed.loaders.building.writer import DAY, UNWRITABLE_ADVICE, check_own_folder, is_part
 from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.index.open import open_index
 from twinfeed.loaders.index.options import ReadingOptions, parse_reading_options
@@ -140,7 +140,7 @@ def _build_lock(folder: Path) -> Iterator[None]:
     """
     index_existed = folder.parent.exists()
     try:
-        with locked(folder, make=make_folder, wait=DAY):
+        with locked(folder, make=UNWRITABLE_ADVICE, wait=DAY):
             finished = False
             try:
                 yield

@@ -38,7 +38,6 @@ from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import (
     LOCK,
     check_replaceable,
-    explain_unwritable,
     fsync_path,
     locked,
     temporary_name,
@@ -61,7 +60,7 @@ _BUFFER = 1 << 17  # bytes
 DAY = 86400.0
 """The timeout, in seconds, of the lock on an index that another process builds."""
 _REGULAR = "a regular file", bool  # a build replaces these names in an index, but no links
-_UNWRITABLE_ADVICE = (
+UNWRITABLE_ADVICE = (
     "the index cannot be written here; write it elsewhere (twinfeed index --out) and give root= "
     "the folder that holds the shards"
 )
@@ -217,7 +216,7 @@ def index_writer(path: Path) -> Iterator[IndexWriter]:
         FileExistsError: `path` is a folder with other files.
     """
     check_own_folder(path)
-    with locked(path, make=make_folder, wait=DAY):
+    with locked(path, make=UNWRITABLE_ADVICE, wait=DAY):
         store = IndexWriter(path, temporary_name(path / "columns"))
         store.folder.mkdir()
         mark_deletable(store.folder)  # so that a later build deletes it if this process is killed
@@ -229,12 +228,6 @@ def index_writer(path: Path) -> Iterator[IndexWriter]:
                     file.close()
             with suppress(OSError):  # after `finish`, the folder has been renamed
                 delete_folder(store.folder)
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder; if that is not allowed, the error has advice."""
-    with explain_unwritable(path, _UNWRITABLE_ADVICE):
-        path.mkdir(parents=True, exist_ok=True)
 
 
 def check_own_folder(path: Path) -> Path:

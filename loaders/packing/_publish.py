@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 from twinfeed.loaders.building.writer import foreign_files
@@ -35,7 +34,7 @@ from twinfeed.loaders.support.deletable import (
 
 _STAGING_NAME = "packing"
 _STAGING_FOLDER = re.compile(r"\.packing-[0-9a-f]{16}")
-_UNWRITABLE_ADVICE = "nothing can be written here: give another folder to pack to"
+_ADVICE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split_names: Iterable[str], overwrite: bool, /) -> None:
@@ -100,8 +99,7 @@ def _create_staging(folder: Path, staging: Path) -> int:
     - If it was killed before, its staging folder is deleted. The lock of such a folder is free,
       while the lock of a running process is not.
     """
-    make = partial(Path.mkdir, parents=True, exist_ok=True)
-    with explain_unwritable(folder, _UNWRITABLE_ADVICE), locked(folder, make=make):
+    with explain_unwritable(folder, _ADVICE), locked(folder, make=_ADVICE):
         _move_published_files(folder)  # of a `pack` that was killed while it moved them
         for old in folder.glob(f".{_STAGING_NAME}-*"):
             if _STAGING_FOLDER.fullmatch(old.name):

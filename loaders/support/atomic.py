@@ -107,11 +107,12 @@ def fsync_path(path: Path) -> None:
 
 @contextmanager
 def locked(
-    folder: Path, /, *, make: Callable[[Path], object] | None = None, wait: float | None = None
+    folder: Path, /, *, make: str | None = None, wait: float | None = None
 ) -> Iterator[None]:
     """Lock a folder against other processes in the `with` block.
 
-    `make(folder)` creates the folder if it is missing. A file in the folder is locked, which only
+    With `make`, the folder is created if it is missing; `make` is the advice of the error if
+    nothing can be written there. A file in the folder is locked, which only
     its owner may open: the folder itself could be locked by anybody who may read it. The file
     exists only while it is locked.
 
@@ -139,15 +140,16 @@ def locked(
         os.close(fd)
 
 
-def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None:
-    """Try once to lock a folder; return the descriptor of its lock file.
+def _try_lock(folder: Path, make: str | None) -> int | None:
+    """Try once to lock a folder, which is created if there is the advice `make`.
 
-    `make` creates the folder, if it is given. Returns None if another process has the lock.
+    Returns the descriptor of its lock file, or None if another process has the lock.
     """
     file = folder / LOCK
     try:
         if make is not None:
-            make(folder)
+            with explain_unwritable(folder, make):
+                folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         existing = Path(error.filename)
         if existing.is_symlink() and not existing.exists():

@@ -196,7 +196,7 @@ def test_lock_is_exclusive_while_folder_is_recreated(tmp_path: Path) -> None:
     def work() -> None:
         nonlocal inside, most
         for _ in range(50):
-            with atomic.locked(tmp_path / "f", make=lambda path: path.mkdir(exist_ok=True)):
+            with atomic.locked(tmp_path / "f", make="advice"):
                 inside += 1
                 most = max(most, inside)
                 (tmp_path / "f" / "made").touch()
