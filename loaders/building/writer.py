@@ -40,6 +40,7 @@ from twinfeed.loaders.support.atomic import (
     check_replaceable,
     fsync_path,
     locked,
+    publish_folder,
     temporary_name,
 )
 from twinfeed.loaders.support.deletable import (
@@ -303,9 +304,8 @@ def _publish_arrays(temporary: Path, final: Path) -> Path:
     both. But `final` may exist, with the same arrays, since its name is a digest of the arrays.
     Then only the arrays are moved there, and the manifest stays in `temporary`.
     """
-    fsync_path(temporary)
     try:
-        os.rename(temporary, final)
+        publish_folder(temporary, final)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise

@@ -22,6 +22,7 @@ from twinfeed.loaders.support.atomic import (
     explain_unwritable,
     fsync_path,
     locked,
+    publish_folder,
     temporary_name,
 )
 from twinfeed.loaders.support.deletable import (
@@ -123,9 +124,7 @@ def publish(staging: Path, folder: Path, /) -> None:
     _move_published_files(folder)  # finish step 3 of another process that was killed
     for index in list(staging.glob("*.index")):
         (staging / f"{index.name}.placing").touch()
-    fsync_path(staging)
-    os.rename(staging, folder / PUBLISHING)
-    fsync_path(folder)
+    publish_folder(staging, folder / PUBLISHING)
     _move_published_files(folder)
 
 

@@ -91,6 +91,13 @@ def replace_file(path: Path, data: bytes, kind: str, is_own: Callable[[BinaryIO]
         file.write(data)
 
 
+def publish_folder(temporary: Path, path: Path) -> None:
+    """Rename a folder, whose files are on the disk, so that the new name is on the disk too."""
+    fsync_path(temporary)
+    os.rename(temporary, path)
+    fsync_path(path.parent)
+
+
 def temporary_name(path: Path) -> Path:
     """Return an unused hidden path in the folder of `path`."""
     return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
