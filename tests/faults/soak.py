@@ -41,7 +41,7 @@ class Notes:
         path = folder / "notes"
         lines = path.read_text().splitlines(keepends=True)[:step] if path.exists() else []
         assert len(lines) == step, f"the save is of step {step}, and {len(lines)} were received"
-        replace_file(path, "".join(lines).encode())
+        replace_file(path, "".join(lines).encode(), "notes", bool)
         self._file = path.open("a")
 
     def add(self, ids: Any) -> None:
@@ -67,7 +67,7 @@ class JsonSave:
         return json.loads(self._file.read_text()) if self._file.exists() else None
 
     def write(self, state: dict[str, Any], _: int) -> None:
-        replace_file(self._file, json.dumps(state).encode())
+        replace_file(self._file, json.dumps(state).encode(), "a state", bool)
 
     def close(self) -> None:
         """Wait for nothing: the file is there."""
