@@ -22,7 +22,7 @@ from twinfeed.loaders import IndexFormatError, Reader, build_index, open_index, 
 from twinfeed.loaders.building import build
 from twinfeed.loaders.index.paths import PUBLISHING
 from twinfeed.loaders.support import atomic
-from twinfeed.loaders.support.deletable import MARK, mark_deletable
+from twinfeed.loaders.support.deletable import MARK, delete_stale, mark_deletable, new_folder
 
 SPLIT = {"train": 8, "eval": 4}
 REFUSED = (FileNotFoundError, IndexFormatError)
@@ -130,6 +130,24 @@ def test_unmarked_folder_named_as_a_work_folder_is_kept(tmp_path: Path) -> None:
     left = {path.name for path in tmp_path.glob(".packing-*")}
     assert left == before - {".packing-0000000000000000"}
     assert (tmp_path / ".packing-fedcba9876543210" / "mine").exists()
+
+
+def test_only_own_folders_of_ended_processes_are_stale(tmp_path: Path) -> None:
+    """Neither a folder in use, nor one without a mark, nor what a link leads to."""
+    names = ["used", "ended", "unmarked", "link"]
+    used, ended, unmarked, link = (tmp_path / name for name in names)
+    locks = [new_folder(folder) for folder in (used, ended)]
+    unmarked.mkdir()
+    link.symlink_to(ended)
+    (ended / "file").touch()
+    os.close(locks[1])
+    for folder in (used, unmarked, link, tmp_path / "missing"):
+        delete_stale(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {*names}
+    assert (ended / "file").exists()
+    delete_stale(ended)
+    assert not ended.exists()
+    os.close(locks[0])
 
 
 def test_foreign_publishing_folder_is_refused(tmp_path: Path) -> None:
