@@ -191,7 +191,11 @@ class _IndexMerger:
             self.class_indices = np.array(indices, np.int64)
         else:
             self.class_indices, self.class_names = assign_classes(
-                labels, classes=self.classes, background=default, where=stats.place_of
+                labels,
+                classes=self.classes,
+                background=default,
+                where=stats.place_of,
+                counts=stats.count_labels,
             )
 
     def add(self, part: ShardPart) -> None:

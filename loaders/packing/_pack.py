@@ -7,6 +7,7 @@ import math
 import os
 import reprlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -257,7 +258,7 @@ def _make_splits(
     return splits
 
 
-def _class_names(source: object, splits: Iterable[PackedSplit]) -> Classes:
+def _class_names(source: object, splits: Sequence[PackedSplit]) -> Classes:
     """Return the class names of all splits, by class index; none if all labels are integers.
 
     An index has an order of classes already.
@@ -266,7 +267,10 @@ def _class_names(source: object, splits: Iterable[PackedSplit]) -> Classes:
         return source.classes
     names = {name: number for packed in splits for name, number in packed.class_names.items()}
     where = {name: f"record {number}" for name, number in names.items()}.__getitem__
-    return assign_classes(list(names), classes=None, background=None, where=where)[1]
+    counts = sum((packed.label_counts for packed in splits), Counter[str | None]())
+    return assign_classes(
+        list(names), classes=None, background=None, where=where, counts=lambda: counts
+    )[1]
 
 
 def _list_names(source: object) -> set[str]:

@@ -357,6 +357,18 @@ def test_text_is_a_number_or_a_name_by_one_rule(tmp_path: Path, origin: str) -> 
             assert index.classes == (classes or ())
 
 
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_integers_of_most_records_are_numbers_though_few_texts_are(
+    tmp_path: Path, origin: str
+) -> None:
+    """Many records of two classes, and three that somebody left unlabelled in three ways."""
+    texts = [*["0", "1"] * 4, "?", "-", "n/a"]
+    with pytest.raises(ValueError, match=r"2 of 5 labels are integers, and this is not: .*'[?n-]"):
+        from_origin(origin, tmp_path / "few", texts)
+    names = [*["0", "1"], *["cat", "dog", "cow"] * 2]
+    assert len(from_origin(origin, tmp_path / "most", names).classes) == 5
+
+
 def test_culprit_is_named_with_its_shard_and_record(tmp_path: Path) -> None:
     """In the second shard; of records that are left out, by its number among those kept."""
     write_tfrecord(tmp_path / "0.tfrecord", [{"y": "1"}, {"y": "2"}])
