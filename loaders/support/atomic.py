@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import glob
 import os
 import secrets
 import time
@@ -14,8 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.support.regular import open_file, open_regular
+from twinfeed.loaders.support.regular import open_regular
 
 LOCK = ".twinfeed-lock"
 """The file that is locked while a folder is changed."""
@@ -59,12 +57,10 @@ def new_file(
     with explain_full_disk(path.parent):
         try:
             with temporary.open("xb") as file:
-                flock(file.fileno(), fcntl.LOCK_EX)
                 yield file
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())
-                # Renamed while it is locked, so that `replace_file` does not remove it as stale.
                 os.replace(temporary, path)
         except BaseException as error:
             temporary.unlink(missing_ok=True)
@@ -78,15 +74,9 @@ def new_file(
 def replace_file(path: Path, data: bytes, kind: str, is_own: Callable[[BinaryIO], object]) -> None:
     """Write a file atomically, in place of what `check_replaceable` allows.
 
-    Temporary files of killed processes are removed first. A process locks its temporary file while
-    it writes, so a file that can be locked here is stale. But an empty file is kept, since another
-    process may have created it just now, and not locked it yet.
+    A killed process leaves its hidden temporary file: its name alone does not say whose it is.
     """
     check_replaceable(path, kind, is_own)
-    for stale in path.parent.glob(f".{glob.escape(path.name)}-{'[0-9a-f]' * 16}"):
-        with suppress(LoaderError, OSError), open_file(stale) as file:
-            if file.read(1) and flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
-                stale.unlink()
     with new_file(path) as file:
         file.write(data)
 

@@ -1,6 +1,5 @@
 """`Results`: the results of an exact pass are whole, in order, for any number of ranks."""
 
-import fcntl
 import zipfile
 from contextlib import suppress
 from itertools import product
@@ -361,16 +360,13 @@ def test_fault_111_loading_takes_no_more_memory_than_file_bytes(tmp_path: Path) 
             Results.load(path)
 
 
-def test_save_removes_leftovers_of_killed_saves(tmp_path: Path) -> None:
-    names = [f".rank.npz-{n:016x}" for n in range(3)]
-    for name in (*names, ".rank.npz-notes", ".other.npz-0123456789abcdef"):
-        (tmp_path / name).write_bytes(b"PK\x03\x04")
-    (tmp_path / names[1]).write_bytes(b"")  # another process may have made it just now
-    with (tmp_path / names[2]).open() as used:
-        fcntl.flock(used, fcntl.LOCK_EX)
-        Results(3).save(tmp_path / "rank.npz")
-    kept = {*names[1:], ".rank.npz-notes", ".other.npz-0123456789abcdef", "rank.npz"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
+def test_save_deletes_no_file_by_its_name(tmp_path: Path) -> None:
+    """Though it is named as a killed save leaves one."""
+    names = {f".rank.npz-{n:016x}" for n in range(2)}
+    for name in names:
+        (tmp_path / name).write_bytes(b"mine")
+    Results(3).save(tmp_path / "rank.npz")
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "rank.npz"}
 
 
 @pytest.mark.parametrize(
