@@ -139,9 +139,10 @@ def _probe(draft: Recipe, first: Request, second: Request) -> Fields:
     with Batcher(draft) as batcher:
         if not isinstance(draft.index, Index):
             _probe_read(batcher, first, second)
-        (sample,) = batcher.decoded(first.records)
-        if not _is_own_decode(draft.decode):
-            decode = partial(_decoded_sample, batcher)
+        decode = partial(_decoded_sample, batcher)
+        if _is_own_decode(draft.decode):
+            sample = decode(first)
+        else:
             sample = call_repeatedly("decode", decode, first, second, times=_CALLS)
             if hasattr(draft.decode, "writes"):
                 _probe_in_place_decode(batcher, first, second, sample)

@@ -267,7 +267,9 @@ def _class_names(source: object, splits: Sequence[PackedSplit]) -> Classes:
         return source.classes
     names = {name: number for packed in splits for name, number in packed.class_names.items()}
     where = {name: f"record {number}" for name, number in names.items()}.__getitem__
-    counts = sum((packed.label_counts for packed in splits), Counter[str | None]())
+    counts = Counter[str | None]()
+    for packed in splits:
+        counts.update(packed.label_counts)
     return assign_classes(
         list(names), classes=None, background=None, where=where, counts=lambda: counts
     )[1]

@@ -68,7 +68,7 @@ def by_hand(feed: Feed, epoch: int) -> Iterator[dict[str, Any]]:
             if name == "n" and not held.any():
                 rows = np.zeros((0, 3), np.float32)
             if isinstance(rows, list):
-                whole[name] = rows + (rows or [b"w0"])[:1] * int((~held).sum())
+                whole[name] = rows + [b"w0"] * int((~held).sum())
             else:
                 whole[name] = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
                 whole[name][held] = rows

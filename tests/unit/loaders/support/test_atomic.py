@@ -85,7 +85,15 @@ def identity(path: Path) -> tuple[int, bytes]:
     return path.lstat().st_ino, path.read_bytes() if path.is_file() else b""
 
 
-@pytest.mark.parametrize("name", WRITERS)
+# Pictures need matplotlib, which an environment without frameworks lacks, too.
+PICTURES = {"m.png", "m.svg"}
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.frameworks] if name in PICTURES else [])
+    for name in WRITERS
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_only_an_older_output_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, obstacle: str
