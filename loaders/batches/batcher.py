@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -39,7 +38,7 @@ from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.reading.missing import fill_missing
+from twinfeed.loaders.reading.missing import fill_missing, is_none
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import plan_of_pass
@@ -58,8 +57,6 @@ Rows = Array | list[str]
 
 Mask = npt.NDArray[np.bool_]
 """bool[batch], False for padding."""
-
-_is_none = partial(operator.is_, None)
 
 IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
@@ -304,7 +301,7 @@ class Batcher(Closing):
         """
         fields = samples[0].keys()
         for sample, record in zip(samples, records, strict=True):
-            if sample.keys() != fields or any(map(_is_none, sample.values())):
+            if sample.keys() != fields or any(map(is_none, sample.values())):
                 check_sample(self.recipe, record, sample, fields)
         return {field: [sample[field] for sample in samples] for field in fields}
 

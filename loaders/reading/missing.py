@@ -14,7 +14,8 @@ from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.support.array_types import Int64s
 
-_is_none = partial(operator.is_, None)
+is_none = partial(operator.is_, None)
+"""Whether a value is None: a test without a frame of Python."""
 
 
 def fill_missing(
@@ -41,7 +42,7 @@ def fill_missing(
         if isinstance(source, Index) and isinstance(default, (int, float, np.number)):
             column = filled[name] = _single_numbers(source, ids, name, column)
         is_array = isinstance(column, np.ndarray) and column.dtype != object
-        if is_array or not any(map(_is_none, column)):
+        if is_array or not any(map(is_none, column)):
             continue
         if default is None:
             default = _empty_value(source, name)
