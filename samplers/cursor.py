@@ -6,7 +6,7 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Generic, SupportsIndex, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs, checked_position, normalise
@@ -38,8 +38,6 @@ class Cursor:
     (1, 0)
     """
 
-    #: Passes of loaders that were refused since a file is imported for its feed alone; else None.
-    refused: ClassVar[int | None] = None
     #: Epoch of the next batch.
     epoch: int
     #: Step of the next batch, in `[0, len(stream))`.
@@ -64,19 +62,10 @@ class Cursor:
         at step 0 of the epoch, except for the first pass after `load_state_dict`, which resumes in
         the middle of the epoch.
         """
-        if not from_start:
-            self.check_may_start()
         if not self._resuming and (from_start or self.stream.evaluation):
             self.step = 0
         self._resuming, self._requested_epoch = False, None
         return self.epoch, self.step
-
-    @staticmethod
-    def check_may_start() -> None:
-        """Raise SystemExit, which `except Exception` does not catch, if no pass may start."""
-        if Cursor.refused is not None:
-            Cursor.refused += 1
-            raise SystemExit
 
     def count_pass(self, epoch: int, advice: str) -> None:
         """Count the consecutive passes (iterations over the stream) that start at the same epoch.

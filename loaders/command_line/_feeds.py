@@ -15,11 +15,11 @@ from twinfeed.loaders.batches.feed import Feed, check_feed
 from twinfeed.loaders.feed.decode import DecodeImage, Fit
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
-from twinfeed.samplers.cursor import Cursor
 
 
 def load_feed(text: str) -> Feed:
@@ -38,19 +38,19 @@ def load_feed(text: str) -> Feed:
     file = Path(path).resolve(strict=True)
     sys.path.insert(0, str(file.parent))
     arguments, modules = sys.argv, {*sys.modules}
-    sys.argv, Cursor.refused = [path], 0
+    sys.argv, Run.refused = [path], 0
     try:
         names = run_path(str(file), run_name=file.stem)
     except BaseException as error:
-        if not Cursor.refused and not isinstance(error, SystemExit):
+        if not Run.refused and not isinstance(error, SystemExit):
             raise
         status = f"exits (status {getattr(error, 'code', None)})"
         raise ValueError(
-            f"{path} {'starts a loader' if Cursor.refused else status} while it is imported: put "
+            f"{path} {'starts a loader' if Run.refused else status} while it is imported: put "
             "what trains, runs and parses arguments below if __name__ == '__main__'"
         ) from None
     finally:
-        sys.argv, Cursor.refused = arguments, None
+        sys.argv, Run.refused = arguments, None
         for module in sys.modules.keys() - modules:
             if _is_beside(module, file.parent):
                 del sys.modules[module]

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from typing import Any, ClassVar, Literal, NamedTuple, SupportsIndex
 
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor
@@ -63,6 +63,9 @@ class Run(Cursor):
     (False, True, 3)
     """
 
+    #: Passes that were refused since a file is imported for its feed alone; else None.
+    refused: ClassVar[int | None] = None
+
     def __init__(self, stream: BatchStream, /, *, advice: str) -> None:
         super().__init__(stream)
         self._advice = advice  # how to iterate so that batches are counted, for a warning
@@ -87,6 +90,18 @@ class Run(Cursor):
         """Set the state of a copy or a pickle, which no caller tracks."""
         vars(self).update(state)
         self._reset_tracking()
+
+    @staticmethod
+    def check_may_start() -> None:
+        """Raise SystemExit, which `except Exception` does not catch, if no pass may start."""
+        if Run.refused is not None:
+            Run.refused += 1
+            raise SystemExit
+
+    def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
+        """Start a pass of a loop, unless no pass may start; see `Cursor.start_pass`."""
+        self.check_may_start()
+        return super().start_pass(from_start=from_start)
 
     def received(self) -> bool:
         """Count a batch that the loop has received; return whether it is the last of its epoch."""

@@ -17,6 +17,7 @@ from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.records import Sample
+from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.fork import end_with_parent
@@ -24,7 +25,6 @@ from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import JaggedParts, join_jagged
 from twinfeed.loaders.torch._sharing import share_memory
 from twinfeed.samplers import BatchStream, Sampler, validate
-from twinfeed.samplers.cursor import Cursor
 
 
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:
@@ -307,7 +307,7 @@ class RequestSampler(TorchSampler):
         self._seeded = feed.seeded
 
     def __iter__(self) -> Iterator[Request]:
-        Cursor.check_may_start()
+        Run.check_may_start()
         for epoch, step, ids in self._sampler.passes():
             yield Request.of(self._sampler, epoch, step, ids, seeds=self._seeded)
 
