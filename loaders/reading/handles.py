@@ -7,6 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -53,14 +54,19 @@ class Handles:
         cache, and the file is closed with the last reference.
         """
         handles = {}
-        with self._lock():
-            for number in numbers:
-                if number not in self._open:
-                    self._close_oldest_if_full()
-                    self._open[number] = Handle(self._open_or_evict(number))
+        for number in numbers:
+            handles[number] = self._open.get(number) or self._open_now(number)
+            with suppress(KeyError):  # evicted by another thread
                 self._open.move_to_end(number)  # the most recently used file is the last one
-                handles[number] = self._open[number]
         return handles
+
+    def _open_now(self, number: int) -> Handle:
+        """Return the handle of a file that was not open just now, and keep it in the cache."""
+        with self._lock():
+            if number not in self._open:
+                self._close_oldest_if_full()
+                self._open[number] = Handle(self._open_or_evict(number))
+            return self._open[number]
 
     def close(self) -> None:
         """Close every file that is not being read."""
