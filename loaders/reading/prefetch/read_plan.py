@@ -71,7 +71,10 @@ class Release(NamedTuple):
 
 
 class PlannedFiles(Protocol):
-    """The files of a reader, which fetch and release the ranges of a plan."""
+    """The files of a reader, which fetch and release the ranges of a plan.
+
+    Files that keep no ranges do nothing in `start_plan` and `release_before`.
+    """
 
     def start_plan(self, previous_end: int | None, /) -> None:
         """Begin a new plan; keep ranges of the plan before until step `previous_end`."""
@@ -100,8 +103,8 @@ class ReadPlan:
     an epoch. After the last epoch, about `limit` bytes have been read that nobody uses. An
     evaluation has no next epoch. Steps are global steps.
 
-    Several threads may read batches of the plan (`step_started`, `step_finished`). One thread at a
-    time may take events: it must have the lock `events_lock`.
+    Several threads may read batches of the plan, each in a `step`. One thread at a time takes
+    events: it has the lock `events_lock`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -184,7 +187,9 @@ class ReadPlan:
         this step and earlier ones have used.
         """
         assert self._files is not None
-        self.step_started(step)
+        with self._lock:
+            self._steps_in_progress.add(step)
+            self._last_started = max(self._last_started, step)
         if self.enabled and self.events_lock.acquire(blocking=False):
             try:
                 for event in self.next_events(step):
@@ -200,24 +205,12 @@ class ReadPlan:
         try:
             yield
         finally:
-            self._files.release_before(self.step_finished(step))
-
-    def step_started(self, step: int, /) -> None:
-        """Record that the reading of the batch of a step begins."""
-        with self._lock:
-            self._steps_in_progress.add(step)
-            self._last_started = max(self._last_started, step)
-
-    def step_finished(self, step: int, /) -> int:
-        """Record that the batch of a step was read.
-
-        Returns:
-            The first step that may still be read: ranges whose last use is before it can be
-            released. Several threads read batches, so an earlier step may still be in progress.
-        """
-        with self._lock:
-            self._steps_in_progress.discard(step)
-            return min([*self._steps_in_progress, self._last_started + 1])
+            with self._lock:
+                self._steps_in_progress.discard(step)
+                # Another thread may still read an earlier step.
+                first_unread = min([*self._steps_in_progress, self._last_started + 1])
+            if self._index.remote:  # only ranges of remote data are buffered
+                self._files.release_before(first_unread)
 
     def next_events(self, step: int, /) -> Iterator[Fetch | Release]:
         """Yield the events that the caller applies before it reads the batch of `step`.

@@ -33,6 +33,7 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     MAX_RANGE_BYTES,
     NO_BLOCK,
     Fetch,
+    PlannedFiles,
     ReadPlan,
     Release,
     merge_rows,
@@ -64,28 +65,30 @@ RECORD = LOCAL_GAP + 1000
 """Bytes of a record that is never merged with another but its neighbour."""
 
 
-class RecordingReader:
+class RecordingReader(PlannedFiles):
     """Reads the batches of a plan, and notes what is fetched; reading waits for a disk, or not."""
 
     def __init__(self, index: Index, stream: BatchStream, limit: int | None, waiting: bool) -> None:
-        self.plan = ReadPlan(index, list(index.fields), Schedule(stream), 0, limit=limit)
+        fields = list(index.fields)
+        self.plan = ReadPlan(index, fields, Schedule(stream), 0, limit=limit, files=self)
         self.fetched: list[list[tuple[int, int, int, int]]] = []
         self.probes = 0
         self.waiting = waiting
+        self.released = False
 
     def read(self, step: int) -> None:
-        self.plan.step_started(step)
-        for event in self.plan.next_events(step):
-            self._apply(event)
-        self.plan.step_finished(step)
+        with self.plan.step(step):
+            pass
+        assert not self.released, "of local shards nothing is released"
 
-    def _apply(self, event: Fetch | Release) -> None:
-        assert isinstance(event, Fetch), "of local shards nothing is released"
-        if self.plan.check_page_cache:
-            self.probes += 1
-            self.plan.check_page_cache, self.plan.enabled = False, self.waiting
-        if self.plan.enabled:
+    def are_cached(self, ranges: Any, /) -> bool:
+        self.probes += 1
+        return not self.waiting
+
+    def apply(self, event: Fetch | Release, /) -> None:
+        if isinstance(event, Fetch):
             self.fetched.append(event.ranges[["file", "start", "stop", "step"]].tolist())
+        self.released |= isinstance(event, Release)
 
     @property
     def ranges(self) -> list[tuple[int, int, int, int]]:
@@ -243,7 +246,7 @@ def test_close_stops_the_readahead_thread(long: Index, monkeypatch: pytest.Monke
         read_ahead(reader, [60])
         closing = threading.Thread(target=reader.close)
         closing.start()
-        while not reader._files.kernel_readahead._stopped:  # type: ignore[attr-defined]
+        while not reader._files().kernel_readahead._stopped:  # type: ignore[attr-defined]
             time.sleep(0.001)
         go_on.set()
         closing.join()
@@ -254,7 +257,7 @@ def test_close_stops_the_readahead_thread(long: Index, monkeypatch: pytest.Monke
     go_on.set()
     advised.clear()
     read_ahead(reader, [0])
-    thread = reader._files.kernel_readahead._thread  # type: ignore[attr-defined]
+    thread = reader._files().kernel_readahead._thread  # type: ignore[attr-defined]
     _ = thread and thread.join()
     assert len(advised) == 1, "and nothing from before"
 
@@ -411,7 +414,6 @@ def test_plan_requests_at_most_a_thousand_small_ranges_ahead_unless_limit_is_set
     remote = kind(arguments[0], "http://127.0.0.1:9", *arguments[2:])  # type: ignore[operator]
     stream = BatchSampler(RandomSampler(3000, seed=0), batch_size=50)
     plan = ReadPlan(remote, ["x"], Schedule(stream), 0, limit=limit)
-    plan.step_started(0)
     events = iter(lambda: list(plan.next_events(0)), [])
     fetches = [event for found in events for event in found if isinstance(event, Fetch)]
     assert least < sum(len(fetch.ranges) for fetch in fetches) <= most
