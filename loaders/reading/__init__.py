@@ -1,7 +1,7 @@
 """Reading by id: reader.py gives the fields of records.
 
 - local.py reads shards, by the open files of handles.py, and loose files. remote.py fetches what
-  lies at a URL. checked.py compares bytes with the index.
+  lies at a URL.
 - prefetch/ fetches ranges before they are needed.
 - source.py has the sources of records for a feed, and checks what a source of one's own returns.
 - missing.py fills in values for fields that a record lacks.

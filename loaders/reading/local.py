@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import operator
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -19,16 +18,16 @@ from twinfeed.loaders.formats.files import PathResolver
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.paths import join, resolve_below, stale_file_error
-from twinfeed.loaders.reading.checked import WrongBytes, slice_rows
 from twinfeed.loaders.reading.handles import Handle, Handles, default_limit
 from twinfeed.loaders.reading.prefetch.read_plan import (
     MAX_RANGE_BYTES,
     Fetch,
     FileRanges,
+    PlannedFiles,
     Release,
     Rows,
 )
-from twinfeed.loaders.support.checksum import crc32c_of_each
+from twinfeed.loaders.support.checksum import WrongBytes, check_each
 from twinfeed.loaders.support.regular import open_regular, read_at
 from twinfeed.loaders.support.system import advise, is_uncached
 
@@ -42,13 +41,13 @@ _CHECKED_RANGES = 16
 """The number of ranges whose last byte is looked up in the page cache, before a plan is used."""
 
 
-class LocalFiles:
+class LocalFiles(PlannedFiles):
     """Read local shards, or loose files, with `os.pread`.
 
     Shards stay open. A loose file, which has a field of one record, is opened for one read. No
     shard is mapped, since a mapped file that shrinks kills the process by SIGBUS; with `os.pread`
     there is an error. With a plan, the kernel is asked (`posix_fadvise`) to read ahead the ranges
-    that coming batches need.
+    that coming batches need. It keeps and evicts their pages by itself.
 
     Args:
         index: says which files there are.
@@ -84,15 +83,22 @@ class LocalFiles:
             return self._read_many_files(rows)
         handles = self.handles.get(distinct_files)
         fds = [handles[file].fd for file in files]
+        offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
         # `is_near` says for each row but the first whether it lies close behind the row before.
-        if not coalesce or not should_coalesce(is_near := is_near_previous(rows)):
-            return self._read_rows(rows, fds)
-        out: list[bytes] = []
-        for first, stop in _coalesced(rows, is_near):
-            offset = int(rows["offset"][first])
-            end = int(rows["offset"][stop - 1] + rows["length"][stop - 1])
-            data = read_at(fds[first], end - offset, offset)
-            out += slice_rows(data, rows[first:stop], self.checksums, first)
+        if coalesce and should_coalesce(is_near := is_near_previous(rows)):
+            out = []
+            for first, stop in _coalesced(offsets, lengths, is_near.tolist()):
+                start = offsets[first]
+                data = os.pread(fds[first], offsets[stop - 1] + lengths[stop - 1] - start, start)
+                out += [
+                    data[offset - start : offset - start + length]
+                    for offset, length in zip(offsets[first:stop], lengths[first:stop], strict=True)
+                ]
+        else:
+            out = list(map(os.pread, fds, lengths, offsets))
+        if list(map(len, out)) != lengths:  # pread returns at most 2 GiB, and less at end of file
+            out = list(map(read_at, fds, lengths, offsets))
+        check_each(out, lengths, rows["crc"].tolist() if self.checksums else None)
         return out
 
     def _read_many_files(self, rows: Rows) -> list[bytes]:
@@ -124,11 +130,11 @@ class LocalFiles:
         offset is not used here.
         """
         out: list[bytes] = []
-        for row, (_, length, file, _) in enumerate(rows.tolist()):  # `row` is the number of the row
+        lengths = rows["length"].tolist()
+        for file, length in zip(rows["file"].tolist(), lengths, strict=True):
             handle = self._open_handle(file, length)
-            data = read_at(handle.fd, length, 0)
-            # `slice_rows` compares the length and the checksum of `data` with those in the row.
-            out += slice_rows(data, rows[row : row + 1], self.checksums, row)
+            out.append(read_at(handle.fd, length, 0))
+        check_each(out, lengths, rows["crc"].tolist() if self.checksums else None)
         return out
 
     def _open_handle(self, file: int, length: int) -> Handle:
@@ -141,12 +147,6 @@ class LocalFiles:
             return self.handles.get([file])[file]
         path = self.paths.resolve(relative_path(self.index, self.index.files, file))
         return Handle(open_unchanged(path, length))
-
-    def start_plan(self, previous_end: int | None, /) -> None:
-        """Do nothing: the kernel keeps the pages that were read ahead."""
-
-    def release_before(self, step: int, /) -> None:
-        """Do nothing: the kernel evicts pages by itself."""
 
     def are_cached(self, ranges: FileRanges, /) -> bool:
         """Return whether the last bytes of a few ranges are in the page cache."""
@@ -169,24 +169,6 @@ class LocalFiles:
             with suppress(LoaderError, OSError):  # raised again when the batch reads the file
                 handle = self._open_handle(file, stop - start)
                 yield handle.fd, start, stop
-
-    def _read_rows(self, rows: Rows, fds: list[int]) -> list[bytes]:
-        """Return the bytes of each row, read by one `os.pread` for each, and checked.
-
-        `fds` has the file descriptor of each row.
-        """
-        lengths = rows["length"].tolist()
-        out = list(map(os.pread, fds, lengths, rows["offset"].tolist()))
-        if list(map(len, out)) != lengths:  # pread returns at most 2 GiB, and less at end of file
-            out = list(map(read_at, fds, lengths, rows["offset"].tolist()))
-            if list(map(len, out)) != lengths:
-                raise _wrong_bytes(out, map(len, out), lengths)
-        if self.checksums:
-            crcs = rows["crc"].tolist()
-            found = crc32c_of_each(out)
-            if found != crcs:
-                raise _wrong_bytes(out, found, crcs)
-        return out
 
 
 class KernelReadahead:
@@ -244,16 +226,6 @@ def open_shard(index: Index, number: int) -> int:
     path = relative_path(index, index.shard_paths, number)
     resolve_below(index.root, path)  # only to check: it raises UnsafeContentError
     return open_unchanged(join(index.root, path), int(index.shards["bytes"][number]))
-
-
-def _wrong_bytes(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
-    """Return the error for the first row whose bytes are wrong.
-
-    `data` has the bytes that were read for each row. `found` and `expected` are the lengths or the
-    checksums of all rows.
-    """
-    row = [*map(operator.eq, found, expected)].index(False)
-    return WrongBytes(row, data[row])
 
 
 def relative_path(index: Index, paths: StringColumn, file: int) -> str:
@@ -315,16 +287,18 @@ def should_coalesce(is_near: npt.NDArray[np.bool_], /) -> bool:
     return 4 * int(np.count_nonzero(is_near)) > len(is_near)
 
 
-def _coalesced(rows: Rows, is_near: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+def _coalesced(
+    offsets: list[int], lengths: list[int], is_near: list[bool]
+) -> Iterator[tuple[int, int]]:
     """Yield (first, stop) for each series of rows [first, stop) that is read in one call.
 
     `is_near` says of each row but the first whether it can be read together with the row before.
     For example, [True, False] gives (0, 2), for the rows 0 and 1, and then (2, 3), for row 2.
     """
-    offsets, ends = rows["offset"].tolist(), (rows["offset"] + rows["length"]).tolist()
     first = 0
-    for row, is_near_previous_row in enumerate(is_near.tolist(), 1):
-        if not is_near_previous_row or ends[row] - offsets[first] > MAX_RANGE_BYTES:
+    for row, is_near_previous_row in enumerate(is_near, 1):
+        end = offsets[row] + lengths[row]
+        if not is_near_previous_row or end - offsets[first] > MAX_RANGE_BYTES:
             yield first, row
             first = row
     yield first, len(offsets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +19,6 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index.index import Index, check_index
-from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.local import LocalFiles, should_coalesce
 from twinfeed.loaders.reading.missing import fill_missing
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, rows_outside_shards
@@ -28,9 +26,10 @@ from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.remote import RemoteFiles
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids, Int64s
-from twinfeed.loaders.support.checksum import crc32c
+from twinfeed.loaders.support.checksum import WrongBytes, crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.display import call_repr
+from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import validate
 
@@ -69,21 +68,20 @@ class Reader(Closing):
         self.checksums = validate.flag("checksums", checksums)
         self.max_open_files = max_open_files
         self._fields_with_missing = {name for name, field in index.fields.items() if field.missing}
-        self._set_up_process()
+        self._columns = frozenset(index.columns)
+        # The open files or buffered ranges, and the plan of what to prefetch by the schedule (the
+        # batches) that it is for. A forked child has its own, as the parent's locks may be locked.
+        self._files = PerProcess(partial(_files_of, index, checksums, max_open_files))
+        self._plans = PerProcess[dict[Schedule, ReadPlan]](dict)
+        self._files()  # raises the errors of a store that cannot be opened
 
     def __repr__(self) -> str:
         return call_repr(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by parameters: the files are opened where they are read."""
-        make = partial(Reader, checksums=self.checksums, max_open_files=self.max_open_files)
-        return make, (self.index,)
-
     def close(self) -> None:
         """Close the open files; a later call opens them again."""
-        if self._pid == os.getpid():
-            self._plans.clear()
-            self._own_files.close()
+        self._plans.pop()
+        self._files().close()
 
     def read(
         self,
@@ -124,38 +122,14 @@ class Reader(Closing):
 
         It is `read` for ids that need no check. A value is None if the record lacks the field.
         """
-        columns = self.index.columns
-        fields = [name for name in names if name not in columns]
+        fields = [name for name in names if name not in self._columns]
         values = dict(zip(fields, self._read_fields(ids, fields), strict=True))
         if len(fields) == len(names):
             return values
         checks.check_ids(ids, len(self.index))
-        for name in columns.keys() & names:
-            values[name] = list(columns[name][ids])
+        for name in self._columns.intersection(names):
+            values[name] = list(self.index.columns[name][ids])
         return {name: values[name] for name in names}  # in the order of `names`
-
-    @property
-    def _files(self) -> RemoteFiles | LocalFiles:
-        """The open files or buffered ranges of this process.
-
-        A forked child makes its own: the parent's locks may be locked.
-        """
-        if self._pid != os.getpid():
-            self._set_up_process()
-        return self._own_files
-
-    def _set_up_process(self) -> None:
-        """Set up the reader for this process, with no open files, buffered ranges and plans yet."""
-        self._pid = os.getpid()
-        # malloc would return the memory of each batch to the system, and request it again.
-        system.keep_freed_memory()
-        # The plan of what to prefetch, by the schedule (the batches) that it is for.
-        self._plans: dict[Schedule, ReadPlan] = {}
-        self._own_files: RemoteFiles | LocalFiles
-        if self.index.remote:
-            self._own_files = RemoteFiles(self.index, self.checksums)
-        else:
-            self._own_files = LocalFiles(self.index, self.checksums, self.max_open_files)
 
     def _read_fields(self, ids: Int64s, names: Sequence[str]) -> list[Sequence[Any]]:
         """Return for each field a list of its values, in the order of `ids`.
@@ -219,7 +193,7 @@ class Reader(Closing):
             present_rows = np.flatnonzero(~is_missing)
             rows = rows[present_rows]
         self._check_total_bytes(rows)
-        files = self._files
+        files = self._files()
         try:
             if isinstance(files, RemoteFiles):
                 data = files.fetch(rows)
@@ -308,6 +282,17 @@ class Reader(Closing):
         )
 
 
+def _files_of(
+    index: Index, checksums: bool, max_open_files: int | None
+) -> RemoteFiles | LocalFiles:
+    """Return the files of an index, none of which is open yet."""
+    # malloc would return the memory of each batch to the system, and request it again.
+    system.keep_freed_memory()
+    if index.remote:
+        return RemoteFiles(index, checksums)
+    return LocalFiles(index, checksums, max_open_files)
+
+
 def plan_of_pass(
     reader: object, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
 ) -> ReadPlan | None:
@@ -331,15 +316,16 @@ def plan_of_pass(
     """
     if not isinstance(reader, Reader):
         return None
-    previous = reader._plans.get(schedule)  # the plan of the previous pass over these batches
+    plans, files = reader._plans(), reader._files()
+    previous = plans.get(schedule)  # the plan of the previous pass over these batches
     if previous is not None and previous.continue_at(start):
         return previous
     # Without fields to read, the limit of what is prefetched is 0.
     limit = readahead if fields else 0
-    plan = ReadPlan(reader.index, fields, schedule, start, limit=limit, files=reader._files)
-    reader._plans[schedule] = plan
+    plan = ReadPlan(reader.index, fields, schedule, start, limit=limit, files=files)
+    plans[schedule] = plan
     previous_end = None  # for `start_plan`: drop what was prefetched
     if previous is not None and previous.start <= start <= previous.next_step:
         previous_end = previous.next_step  # 40 in the example: keep it until this step
-    reader._files.start_plan(previous_end)
+    files.start_plan(previous_end)
     return plan

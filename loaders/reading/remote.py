@@ -8,7 +8,6 @@ import numpy as np
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import check_relative, stale_file_error
-from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
 from twinfeed.loaders.reading.prefetch.read_plan import FileRanges, Rows, gap_of
@@ -17,7 +16,7 @@ from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.store import ObjectInfo
 from twinfeed.loaders.storage.url import Location
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
+from twinfeed.loaders.support.checksum import WrongBytes, check_each
 
 _FILES = 1 << 14
 """The number of files whose path, size and ETag are cached."""
@@ -78,16 +77,19 @@ class RemoteFiles:
             bytes(data[buffered][offset - buffered.start : offset - buffered.start + length])
             for buffered, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
         ]
-        # Without checksums, only the lengths are compared.
-        found = crc32c_of_each(out) if self.checksums else rows["crc"].tolist()
-        for row, (offset, length, file, crc) in enumerate(rows.tolist()):
-            if len(out[row]) != length or found[row] != crc:
-                if self.cache is not None:  # its bytes are wrong: those of the store may be right
-                    self.cache.forget(file, offset, offset + length)
-                    out[row] = bytes(self._fetch(file, offset, offset + length))
-                if len(out[row]) != length or crc32c(out[row]) != crc:
-                    raise WrongBytes(row, out[row])
-        return out
+        checksums = rows["crc"].tolist() if self.checksums else None
+        read_again: set[int] = set()
+        while True:
+            try:
+                check_each(out, rows["length"].tolist(), checksums)
+                return out
+            except WrongBytes as error:  # of the cache: those of the store may be right
+                if self.cache is None or error.row in read_again:
+                    raise
+                offset, length, file, _ = rows[error.row].tolist()
+                self.cache.forget(file, offset, offset + length)
+                out[error.row] = bytes(self._fetch(file, offset, offset + length))
+                read_again.add(error.row)
 
     def _info_of(self, number: int) -> tuple[str, ObjectInfo]:
         """Return the path of a file relative to the root, and its size and ETag in the index."""

@@ -56,7 +56,7 @@ def batcher_of(feed: Feed, **options: Any) -> Batcher:
 
 def fetch_ahead(reader: Reader, ranges: Any) -> None:
     """Have ranges fetched, as the plan of a pass has."""
-    local_or_remote: Any = reader._files
+    local_or_remote: Any = reader._files()
     if reader.index.remote:
         local_or_remote.buffer.apply(Fetch(ranges))
     else:

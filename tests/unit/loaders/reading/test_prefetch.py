@@ -76,7 +76,7 @@ MOST_CALLS = {("blocks", "remote"): (104, 80, 25), ("evaluation", "cached"): (17
 
 def buffered(reader: Reader) -> list[tuple[int, int, int]]:
     """Return the file, the start and the stop of each range that a reader has fetched ahead."""
-    return list(reader._files.buffer._ranges) if reader.index.remote else []  # type: ignore[union-attr]
+    return list(reader._files().buffer._ranges) if reader.index.remote else []  # type: ignore[union-attr]
 
 
 class Immediately:
@@ -143,7 +143,7 @@ def trace(folder: Path, name: str, way: str) -> list[str]:
             lines.append(title)
             for step, _ in enumerate(loader, 1):
                 if way == "local":
-                    thread = loader.reader._files.kernel_readahead._thread  # type: ignore[attr-defined]
+                    thread = loader.reader._files().kernel_readahead._thread  # type: ignore[attr-defined]
                     _ = thread and thread.join()  # None: it has ended
                 alive = buffered(loader.reader)
                 most = max(most, sum(stop - start for _, start, stop in alive))

@@ -115,7 +115,7 @@ def test_reader_works_in_other_processes(index: Index, method: str) -> None:
 def test_forked_child_does_not_wait_for_a_lock_of_its_parent(index: Index) -> None:
     with Reader(index) as reader:
         reader.read([0])
-        lock = reader._files.handles._lock  # type: ignore[attr-defined]
+        lock = reader._files().handles._lock  # type: ignore[attr-defined]
         with lock():
             child = os.fork()
             if child == 0:

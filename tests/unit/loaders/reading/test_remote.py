@@ -143,10 +143,10 @@ def test_range_is_fetched_once_and_released_after_use(tmp_path: Path, server: Ra
     with Reader(at(server, index)) as reader:
         fetch_ahead(reader, ranges)
         for record in range(8):
-            reader._files.buffer.release_before(3)
+            reader._files().buffer.release_before(3)
             reader.read([record])
         assert server.asked["GET"] == 1
-        reader._files.buffer.release_before(4)
+        reader._files().buffer.release_before(4)
         reader.read([0])
         assert server.asked["GET"] == 2
 
@@ -200,7 +200,7 @@ def test_range_that_failed_in_prefetch_is_requested_again(
     server.fail = lambda _path, _start: 503
     with Reader(at(server, index)) as reader, Reader(index) as local:
         fetch_ahead(reader, extents(index, range(8)))
-        held = reader._files.buffer._ranges  # type: ignore[attr-defined]
+        held = reader._files().buffer._ranges  # type: ignore[attr-defined]
         while not all(one.failed for one in held.values()):
             time.sleep(0.01)
         server.fail = lambda _path, _start: None

@@ -204,7 +204,7 @@ def test_run_keeps_shards_that_it_does_not_read_for_a_while(
         reader.read(range(4))
         folders = aged(tmp_path / "cache", 2, 2)
         monkeypatch.setattr(_disk, "_MARK_SECONDS", 0.0)
-        reader._files.cache._disk._next_mark = 0.0  # type: ignore[union-attr]
+        reader._files().cache._disk._next_mark = 0.0  # type: ignore[union-attr]
         reader.read([0])
         with Reader(three[2]) as other:
             other.read([0, 1])
