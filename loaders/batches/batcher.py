@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -99,12 +99,11 @@ class Batcher(Closing):
         mask = request.ids >= 0 if recipe.padded else None  # False for padding
         real = request if mask is None else request.where(mask)  # without padding
         try:
-            with ExitStack() as stack:
-                if self._read_plan is not None:
-                    global_step = request.epoch * recipe.steps_per_epoch + request.step
-                    step = self._read_plan.step(global_step)
-                    # To enter requests the bytes of coming batches, which counts as reading time.
-                    self.meter.timed("reading", stack.enter_context, step)
+            step: AbstractContextManager[object] = nullcontext()
+            if self._read_plan is not None:
+                global_step = request.epoch * recipe.steps_per_epoch + request.step
+                step = self.meter.timed("reading", self._read_plan.step, global_step)
+            with step:
                 rows = self.table_rows(real)
                 values = self.field_values(real, rows)
         except LoaderError as error:
@@ -129,8 +128,8 @@ class Batcher(Closing):
         have a row for each record, and `ViewRows` at row `starts[2] + 1`. Other side tables have a
         row for each sample, and are read at row 7.
         """
-        columns = self.recipe.index.columns
-        rows = {name: _rows_of(columns[name], request.records) for name in columns}
+        columns = self.recipe.columns.items()
+        rows = {name: _rows_of(column, request.records) for name, column in columns}
         for name, table in self.recipe.side.items():
             if isinstance(table, ViewRows):
                 at = table.starts[request.records] + request.views
@@ -179,16 +178,15 @@ class Batcher(Closing):
         arrays are read-only.
         """
         shares = self.recipe.shares_arrays
-        distinct, positions = records, np.arange(len(records))
         if shares and len(set(records.tolist())) < len(records):
             distinct, positions = np.unique(records, return_inverse=True)
-        samples: Sequence[Fields] = self.stored(distinct)
+            samples = self.decoded(distinct)
+            return [samples[position] for position in positions.tolist()]
+        samples = self.stored(records)
         if decode := self.recipe.decode:
-            inputs = "decode", decode, distinct, samples
+            inputs = "decode", decode, records, samples
             samples = self.meter.timed("decoding", self._call_each, *inputs)
-        if shares:
-            samples = [*map(_with_read_only_arrays, samples)]
-        return [samples[position] for position in positions.tolist()]
+        return [*map(_with_read_only_arrays, samples)] if shares else samples
 
     def transformed(
         self, samples: Sequence[Fields], request: Request, rows: Mapping[str, Rows], /
@@ -511,7 +509,7 @@ def _rows_of(table: Any, indices: Int64s) -> Rows:
     if isinstance(table, StringColumn):
         return list(map(table.__getitem__, indices.tolist()))
     array = np.asarray(table[indices])  # a side table may be another library's array
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def samples_of(fields: Mapping[str, Iterable[Any]], /) -> list[Sample]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.feed.arguments import Decode, reserved_names
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
 from twinfeed.loaders.reading.source import Source
+from twinfeed.loaders.support.array_types import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,15 @@ class Recipe:
     spec: Mapping[str, FieldSpec] = field(default_factory=dict)
     batch_function: BatchFunction | None = None
     example_bytes: Mapping[str, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def columns(self) -> Mapping[str, Array]:
+        """The columns of the source, each compared with its checksum once."""
+        return dict(self.index.columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for pickle, without the columns, which the source has."""
+        return {name: value for name, value in vars(self).items() if name != "columns"}
 
     @property
     def shapes(self) -> tuple[Mapping[str, FieldSpec], Collate]:

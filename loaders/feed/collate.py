@@ -330,7 +330,8 @@ def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: 
     `values` is an array with a row for each sample, or a list with a value for each. `empty` is a
     function (shape, dtype) that allocates the array.
     """
-    if isinstance(values, np.ndarray) and _rows_match(values, field):
+    is_array = isinstance(values, np.ndarray) and values.dtype == field.dtype
+    if is_array and _matches(values.shape[1:], field.shape):
         # A writable array was allocated for this batch, and decode has written into it. An array
         # that was read from a source is read-only, and is copied.
         if values.flags.writeable:
@@ -346,15 +347,11 @@ def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: 
     return out
 
 
-def _rows_match(values: Array, field: FieldSpec) -> bool:
-    """Return whether the rows of an array have the dtype and the shape of a field."""
-    return values.dtype == field.dtype and _matches(values.shape[1:], field.shape)
-
-
 def _matches(shape: tuple[int, ...], expected: Shape) -> bool:
     """Return whether a shape is the expected one, in which None means any length."""
-    return len(shape) == len(expected) and all(
-        length in (None, size) for size, length in zip(shape, expected, strict=True)
+    return shape == expected or (
+        len(shape) == len(expected)
+        and all(length in (None, size) for size, length in zip(shape, expected, strict=True))
     )
 
 
@@ -395,8 +392,8 @@ def _to_field_array(name: str, dtype: np.dtype[Any], value: Any) -> Array:
     """
     if isinstance(value, (bytes, str)):
         raise _wrong_dtype(name, type(value).__name__, str(dtype))
-    if type(value) is np.ndarray and value.dtype == dtype:
-        return value
+    if (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype == dtype:
+        return value  # type: ignore[return-value]
     array = array_of(name, value)
     if array.dtype == dtype or _can_cast(array, dtype, has_dtype=hasattr(value, "dtype")):
         return array

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from types import NoneType
 from typing import Any
 
@@ -143,7 +143,9 @@ class DatasetSource:
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Values:
         """Return a dict from each field to the values of these records, in the order of `ids`."""
-        with self._lock() if self._one_thread_at_a_time else nullcontext():
+        if not self._one_thread_at_a_time:
+            return self._data.take(ids, fields)
+        with self._lock():
             return self._data.take(ids, fields)
 
     def close(self) -> None:
@@ -194,6 +196,8 @@ class _Items:
         as NaN, and would convert all integers of the column to floats.
         """
         # `null_masks` has for each field with nulls an array: True for the records with a null.
+        if not self.null_masks:
+            return self._values(ids, names) if names else {}
         without_nulls = [name for name in names if name not in self.null_masks]
         columns = dict(self._values(ids, without_nulls)) if without_nulls else {}
         for name in self.null_masks.keys() & names:

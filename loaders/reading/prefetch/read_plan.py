@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
@@ -178,13 +178,12 @@ class ReadPlan:
         self._start_pass(start, epochs=1 if self._sampler.evaluation else 2)
         return True
 
-    @contextmanager
-    def step(self, step: int, /) -> Iterator[None]:
-        """Enter the context in which the batch of a global step is read.
+    def step(self, step: int, /) -> AbstractContextManager[None]:
+        """Request the ranges of coming batches; return the context in which a step's are read.
 
-        Where it begins, the ranges of coming batches are requested, without waiting, unless another
-        thread is doing so. Where it ends, also by an exception, the bytes are released that only
-        this step and earlier ones have used.
+        Nothing waits, and nothing is requested while another thread does so. Where the context
+        ends, also by an exception, the bytes are released that only this step and earlier ones have
+        used. Steps are global steps.
         """
         assert self._files is not None
         with self._lock:
@@ -202,6 +201,12 @@ class ReadPlan:
                 self.enabled = False
             finally:
                 self.events_lock.release()
+        return self._release_after(step)
+
+    @contextmanager
+    def _release_after(self, step: int) -> Iterator[None]:
+        """Release, after the `with` block, the ranges whose last use is before the next step."""
+        assert self._files is not None
         try:
             yield
         finally:
