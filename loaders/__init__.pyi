@@ -23,7 +23,6 @@ from twinfeed.loaders.feed.collate import Pad as Pad
 from twinfeed.loaders.feed.collate import Ragged as Ragged
 from twinfeed.loaders.feed.decode import DecodeExample as DecodeExample
 from twinfeed.loaders.feed.decode import DecodeImage as DecodeImage
-from twinfeed.loaders.feed.request import Request as Request
 from twinfeed.loaders.feed.seeded import HasRandomSeed as HasRandomSeed
 from twinfeed.loaders.feed.seeded import Seeded as Seeded
 from twinfeed.loaders.feed.shuffling import shuffled as shuffled
@@ -42,6 +41,7 @@ from twinfeed.loaders.packing import LooseFiles as LooseFiles
 from twinfeed.loaders.packing import pack as pack
 from twinfeed.loaders.reading.by_key import ByKey as ByKey
 from twinfeed.loaders.reading.dataset_source import DatasetSource as DatasetSource
+from twinfeed.loaders.reading.prefetch.schedule import Request as Request
 from twinfeed.loaders.reading.reader import Reader as Reader
 from twinfeed.loaders.reading.side_table import ByRecord as ByRecord
 from twinfeed.loaders.reading.side_table import SideTable as SideTable

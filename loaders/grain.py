@@ -9,9 +9,9 @@ from typing import Any
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.arguments import Batch
-from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import StateMismatchError, validate

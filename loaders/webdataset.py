@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from twinfeed.loaders.batches.batcher import Batcher, samples_of
 from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
-from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
@@ -259,7 +258,7 @@ class FeedSampleLoader(SampleLoader, FeedLoader[list[Sample]]):
         batcher = Batcher(recipe_of(feed), reader=self.reader)
         # A request says which samples a batch has: their record ids, and if the feed has a
         # transform (`seeded`), a random seed for each.
-        all_requests = requests(self.schedules.of(feed.sampler), epoch, start, seeds=feed.seeded)
+        all_requests = self.schedules.of(feed.sampler).requests(epoch, start, seeds=feed.seeded)
         for request in islice(all_requests, worker, None, num_workers):
             shards = [index.location(record)[0] for record in request.records.tolist()]
             # The values of all samples of the batch, for each key of a sample.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.support.array_types import Int64s
 
 Fields = Mapping[str, Any]

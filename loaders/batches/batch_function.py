@@ -27,7 +27,7 @@ from twinfeed.loaders.feed.collate import (
     ragged_rows,
     spec_of,
 )
-from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive
 from twinfeed.samplers.validate import a_type

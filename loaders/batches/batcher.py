@@ -34,13 +34,12 @@ from twinfeed.loaders.feed.collate import (
     dtype_of,
     smallest_shape,
 )
-from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.reading.missing import fill_missing, is_none
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
-from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.reader import plan_of_pass
 from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
 from twinfeed.loaders.reading.source import FieldReader, Source, read_only, reader_of
@@ -397,7 +396,7 @@ class Batcher(Closing):
         self._read_plan = plan_of_pass(self._reader, schedule, fields, step, readahead)
         if self.cache is not None and self.threads:
             # Only the transform uses seeds, and it does not run ahead.
-            coming_requests = requests(schedule, epoch, start, seeds=False)
+            coming_requests = schedule.requests(epoch, start, seeds=False)
             self.cache.start_decoding(coming_requests, threads=self.threads)
 
     def close(self) -> None:

@@ -28,11 +28,10 @@ from twinfeed.loaders.feed.arguments import (
 )
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
 from twinfeed.loaders.feed.missing_values import MissingValues, check_missing
-from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.by_key import ByKey, joined
 from twinfeed.loaders.reading.dataset_source import as_source
-from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.side_table import check_table
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
@@ -294,7 +293,7 @@ class Feed:
 
     def requests(self, epoch: int = 0, start: int = 0) -> Iterator[Request]:
         """Yield the request for each batch of an epoch, from step `start` on."""
-        return requests(Schedule(self.sampler), epoch, start, seeds=self.seeded)
+        return Schedule(self.sampler).requests(epoch, start, seeds=self.seeded)
 
     def shard(self, rank: int, world_size: int) -> Feed:
         """Return a copy of the feed for one rank, with `sampler.shard(rank, world_size)`."""

@@ -34,9 +34,8 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.prefetch.schedule import of_all_ranks
+from twinfeed.loaders.reading.prefetch.schedule import Request, of_all_ranks
 from twinfeed.loaders.reading.source import Source
 from twinfeed.samplers import BatchStream
 

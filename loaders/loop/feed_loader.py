@@ -14,11 +14,10 @@ from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.batches.prefetch import Prefetcher, in_order
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Allocate, aligned
-from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.loop.run import Run
-from twinfeed.loaders.reading.prefetch.schedule import Schedules
+from twinfeed.loaders.reading.prefetch.schedule import Request, Schedules
 from twinfeed.loaders.reading.source import FieldReader, reader_of
 from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.samplers import validate
@@ -148,7 +147,7 @@ class ThreadedLoader(FeedLoader[B]):
             empty=empty,
         ) as batcher:
             batcher.start_pass(schedule, epoch, start, readahead=self.readahead)
-            epoch_requests = requests(schedule, epoch, start, seeds=feed.seeded)
+            epoch_requests = schedule.requests(epoch, start, seeds=feed.seeded)
             make: Callable[[Request], Any] = batcher
             if convert is not None:
                 make = lambda request: convert(batcher(request))  # noqa: E731

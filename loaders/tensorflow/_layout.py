@@ -13,7 +13,7 @@ from twinfeed.loaders.batches.feed import Feed, recipe_of
 from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged, mode_of
-from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.reading.source import FieldReader
 from twinfeed.loaders.support.array_types import Array
 

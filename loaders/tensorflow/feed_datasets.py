@@ -14,8 +14,7 @@ import tensorflow as tf
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.collate import mode_of
-from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset
@@ -215,7 +214,7 @@ def _requests_by_group(
     Returns a dict from the group to its list of requests, in the order of the steps.
     """
     requests_by_group = defaultdict(list)
-    for request in islice(requests(id_schedule, epoch, first), stop - first):
+    for request in islice(id_schedule.requests(epoch, first), stop - first):
         # The group of each sample of the batch: [2, 0, 2].
         (sample_groups,) = group_schedule.batches(epoch, request.step, request.step + 1)
         for group in np.unique(sample_groups).tolist():

@@ -17,11 +17,10 @@ import numpy as np
 
 from twinfeed.loaders.batches.feed import Feed, check_feed
 from twinfeed.loaders.errors import printable
-from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.manifest import json_digest
 from twinfeed.loaders.loop.record_state import check_records, record_state
-from twinfeed.loaders.reading.prefetch.schedule import STEPS, Schedule
+from twinfeed.loaders.reading.prefetch.schedule import STEPS, Request, Schedule
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.checks import check_bounds
 from twinfeed.samplers import BatchStream, validate

@@ -30,8 +30,8 @@ from twinfeed.loaders.errors import (
     sendable,
 )
 from twinfeed.loaders.feed.arguments import Batch, stored_fields
-from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.reading.reader import Reader, plan_of_pass
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import end_with_parent
@@ -153,7 +153,7 @@ class PassRequests:
         schedule, epoch_start = self._schedules.of(feed.sampler), epoch * len(feed.sampler)
         fields = stored_fields(feed.index, feed.fields)
         plan = plan_of_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
-        for request in requests(schedule, epoch, step, seeds=feed.seeded):
+        for request in schedule.requests(epoch, step, seeds=feed.seeded):
             # The context of a step prefetches when it is entered, and releases bytes when it is
             # left. It is entered here, so that the steps are entered in their order. If this
             # process reads the records, `_read` leaves it, on another thread.

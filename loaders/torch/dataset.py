@@ -15,9 +15,9 @@ from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged
-from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.loop.run import Run
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.fork import end_with_parent

@@ -16,7 +16,6 @@ from twinfeed.loaders.command_line._feeds import load_feed, sampler_of
 from twinfeed.loaders.command_line._parser import _parser
 from twinfeed.loaders.errors import REBUILD
 from twinfeed.loaders.feed.collate import collate
-from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats._protobuf import length_delimited, varint
 from twinfeed.loaders.formats.example import decode_list, encode, locate, parse_sequence
@@ -36,7 +35,7 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     gap_of,
     ranges_of_records,
 )
-from twinfeed.loaders.reading.prefetch.schedule import Schedule, of_all_ranks
+from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule, of_all_ranks
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import FieldReader, reader_of
 from twinfeed.loaders.storage import _http_connections, open_store, retries

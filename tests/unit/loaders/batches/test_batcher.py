@@ -18,7 +18,7 @@ from twinfeed.loaders import (
     Pad,
     pack,
 )
-from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,

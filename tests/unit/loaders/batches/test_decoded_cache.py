@@ -13,8 +13,7 @@ from support.threads import started_threads
 
 from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, pack
 from twinfeed.loaders.batches._decoded_cache import DecodedCache, Fields
-from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.samplers import BatchSampler, ReuseSampler
 
 N = 21
@@ -58,7 +57,7 @@ def test_cache_holds_live_images_in_parts_of_an_epoch(batches_per_epoch: int) ->
     sampler = BatchSampler(order, batch_size=4, batches_per_epoch=batches_per_epoch)
     cache = DecodedCache(4, decode)
     for epoch in range(300 // batches_per_epoch):
-        for request in requests(Schedule(sampler), epoch):
+        for request in Schedule(sampler).requests(epoch):
             cache.get(request)
     assert cache.peak <= 8
 
@@ -103,8 +102,8 @@ def test_cache_holds_few_more_images_than_live(
         return decode(records)
 
     plain, cache = DecodedCache(reuse, decode), DecodedCache(reuse, noted)
-    cache.start_decoding(requests(Schedule(sampler), 1, start), threads=threads)
-    for request in requests(Schedule(sampler), 1, start):
+    cache.start_decoding(Schedule(sampler).requests(1, start), threads=threads)
+    for request in Schedule(sampler).requests(1, start):
         assert cache.get(request) == plain.get(request)
         assert len(decoded) - cache.decodes <= threads - 1 + sampler.batch_size
     cache.close()
@@ -116,11 +115,11 @@ def test_cache_holds_few_more_images_than_live(
 def test_cache_holds_at_most_one_extra_image_per_thread() -> None:
     cache = DecodedCache(12, decode)
     sampler = reusing(12, 4)
-    coming = requests(Schedule(sampler), 0)
+    coming = Schedule(sampler).requests(0)
     new = [len(set(b.records) - set(a.records)) for a, b in pairwise(coming)]
     assert max(new) == 1
-    cache.start_decoding(requests(Schedule(sampler), 0), threads=2)
-    for request in requests(Schedule(sampler), 0):
+    cache.start_decoding(Schedule(sampler).requests(0), threads=2)
+    for request in Schedule(sampler).requests(0):
         cache.get(request)
     cache.close()
     assert cache.peak <= 4 + 2

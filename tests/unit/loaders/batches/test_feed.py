@@ -17,7 +17,7 @@ from twinfeed.loaders import (
     Index,
     pack,
 )
-from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,

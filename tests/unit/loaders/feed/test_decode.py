@@ -31,9 +31,9 @@ from twinfeed.loaders import (
     build_index,
     pack,
 )
-from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tar import TarWriter
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import ExactOnceBatchSampler
 

@@ -10,7 +10,7 @@ from support.own_source import LABELS, WORDS, Words, noisy, samplers, size
 from support.plain import batches
 
 from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader, pack
-from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.samplers import BatchSampler, SequentialSampler, StateMismatchError
 from twinfeed.testing import check_source
 

@@ -211,8 +211,7 @@ def test_reading_one_batch_draws_few_ids(index: Index, drawn_sizes: list[int]) -
 
 DRAWING = re.compile(r"(sampler|stream)s?\)?\.(batch|batches|_batches|_chunks|_draw)\(")
 MAY = {
-    "reading/prefetch/schedule.py": "it is the one",
-    "feed/request.py": "one request by hand, and a check that draws nothing",
+    "reading/prefetch/schedule.py": "it is the one, and makes one request by hand",
     "keras/_fit_arguments.py": "only where a label is to be found that the model lacks",
     "pictures.py": "draws streams without data",
 }
