@@ -19,7 +19,7 @@ class BatchSampler(BatchStream):
     """Cut a sampler into batches of `batch_size` consecutive positions.
 
     Args:
-        order: the sampler to cut.
+        sampler: the sampler to cut.
         batch_size: ids of a global batch.
         last_batch: what happens if `batch_size` does not divide the sampler's length. `"smaller"`:
             the last batch is smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the
@@ -57,11 +57,10 @@ class BatchSampler(BatchStream):
     [[[0, 1, 2], [3, 4, 5]], [[6], [0, 1, 2]]]
     """
 
-    @validate.show_call("BatchSampler(order, batch_size=32, last_batch='drop')")
+    @validate.show_call("BatchSampler(sampler, batch_size=32, last_batch='drop')")
     def __init__(
         self,
-        order: Sampler,
-        /,
+        sampler: Sampler,
         *,
         batch_size: SupportsIndex,
         last_batch: Literal["smaller", "pad", "drop"] = "smaller",
@@ -69,7 +68,8 @@ class BatchSampler(BatchStream):
     ) -> None:
         batch_size = validate.integer("batch_size", batch_size, minimum=1)
         self._last_batch = validate.choice("last_batch", last_batch, ("smaller", "pad", "drop"))
-        if check_sampler(order).traits.needs_steps and self.evaluation:
+        order = check_sampler(sampler, name="sampler")
+        if order.traits.needs_steps and self.evaluation:
             raise ValueError(f"an evaluation must not change at training steps, got {order!r}")
         if order.traits.max_cached is not None and last_batch == "drop":
             raise ValueError(
@@ -148,7 +148,8 @@ class BatchSampler(BatchStream):
         return divmod(epoch * self._steps + step, max(1, self._inner_steps))
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
-        steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._inner_steps)
+        _, first = self._inner_position(epoch, start)
+        steps = (first + np.arange(stop - start)) % max(1, self._inner_steps)
         return np.minimum(self._inner_size - steps * self._largest_batch, self._largest_batch)
 
     def _samples_before(self, epoch: int, step: int) -> int:

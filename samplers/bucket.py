@@ -50,11 +50,10 @@ class BucketBatchSampler(BatchStream):
     [[5], [1, 0, 2], [4, 3]]
     """
 
-    @validate.show_call("BucketBatchSampler(lengths, budget=4096, seed=0)")
+    @validate.show_call("BucketBatchSampler(costs, budget=4096, seed=0)")
     def __init__(
         self,
         costs: ArrayLike,
-        /,
         *,
         budget: SupportsIndex,
         multiple: SupportsIndex = 1,

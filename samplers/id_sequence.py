@@ -48,7 +48,7 @@ class IdSequence(Sequence[int]):
 
     # tf.data passes a list of all ids here, as it would rebuild any sequence that is no array.
     @validate.show_call("IdSequence(sampler, epochs=90), and np.asarray(ids) for tf.data")
-    def __init__(self, sampler: Sampler, /, *, epochs: SupportsIndex) -> None:
+    def __init__(self, sampler: Sampler, *, epochs: SupportsIndex) -> None:
         if not isinstance(sampler, Sampler):
             raise TypeError(
                 f"sampler must be a Sampler such as twinfeed.RandomSampler, got a "

@@ -86,7 +86,6 @@ class MixtureSampler(Sampler):
     def __init__(
         self,
         orders: Sequence[Sampler],
-        /,
         *,
         weights: ArrayLike | Mapping[int, ArrayLike],
         num_samples: SupportsIndex,

@@ -314,7 +314,7 @@ class SequentialSampler(Sampler):
     """The ids `0 … n - 1` in stored order, in every epoch.
 
     Args:
-        n: number of records, or a dataset, an index or a source, of which only the length is kept.
+        dataset: a dataset, an index or a source, of which only the length is kept, or that length.
 
     >>> import numpy as np
     >>> SequentialSampler(5).ids(0, np.arange(5)).tolist()
@@ -324,8 +324,10 @@ class SequentialSampler(Sampler):
     _fixed_order = True
 
     @validate.show_call("SequentialSampler(dataset)")
-    def __init__(self, n: SupportsIndex | Sized, /) -> None:
-        self.num_records = validate.record_count("n", n, subset="SubsetSampler(ids, of=len(index))")
+    def __init__(self, dataset: SupportsIndex | Sized) -> None:
+        self.num_records = validate.record_count(
+            "dataset", dataset, subset="SubsetSampler(ids, of=len(index))"
+        )
         self.parameters = {"n": self.num_records}
 
     def __repr__(self) -> str:
@@ -341,7 +343,7 @@ class RandomSampler(Sampler):
     Access is random, in constant time and memory for any n below 2^62.
 
     Args:
-        n: number of records, or a dataset, an index or a source, of which only the length is kept.
+        dataset: a dataset, an index or a source, of which only the length is kept, or that length.
         seed: the only source of chance.
 
     >>> import numpy as np
@@ -355,13 +357,12 @@ class RandomSampler(Sampler):
     @validate.show_call("RandomSampler(dataset, seed=0)")
     def __init__(
         self,
-        n: SupportsIndex | Sized,
-        /,
+        dataset: SupportsIndex | Sized,
         *,
         seed: SupportsIndex,
     ) -> None:
         subset = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
-        self.num_records = validate.record_count("n", n, subset=subset)
+        self.num_records = validate.record_count("dataset", dataset, subset=subset)
         self.seed = validate.seed(seed)
         self._key = root_key(self.seed, "random order")
         self.parameters = {"n": self.num_records}

@@ -94,7 +94,6 @@ class PKBatchSampler(BatchStream):
     def __init__(
         self,
         labels: ArrayLike | ClassOrder | Sequence[Sequence[Any]] | Sized,
-        /,
         *,
         p: PerStep,
         k: PerStep | tuple[SupportsIndex, SupportsIndex],

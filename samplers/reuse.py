@@ -32,13 +32,13 @@ class ReuseSampler(Sampler):
     0 on. `records` and `views` take a sample id apart, and the use makes a crop reproducible.
 
     Args:
-        n: number of records, or a dataset, an index or a source, of which only the length is kept.
+        dataset: a dataset, an index or a source, of which only the length is kept, or that length.
         reuse: uses of a record in an epoch.
-        live: the records in the cache: at most n, and a multiple of the batch size.
+        live: the records in the cache: at most all, and a multiple of the batch size.
         seed: the only source of chance.
 
     Raises:
-        ValueError: `live` is above n.
+        ValueError: `live` is above the number of records.
 
     Four records used twice, two live, as record.use; record 2 is used at both ends::
 
@@ -55,18 +55,18 @@ class ReuseSampler(Sampler):
     @validate.show_call("ReuseSampler(dataset, reuse=4, live=1000, seed=0)")
     def __init__(
         self,
-        n: SupportsIndex | Sized,
-        /,
+        dataset: SupportsIndex | Sized,
         *,
         reuse: SupportsIndex,
         live: SupportsIndex,
         seed: SupportsIndex,
     ) -> None:
-        n = self.num_records = validate.record_count("n", n, subset=_SUBSET_CALL, minimum=1)
+        n = validate.record_count("dataset", dataset, subset=_SUBSET_CALL, minimum=1)
+        self.num_records = n
         reuse = self._reuse = validate.integer("reuse", reuse, minimum=1)
         live = self._live = validate.integer("live", live, minimum=1, below=MAX_SEGMENTS)
         if live > n:
-            raise ValueError(f"live must be at most n, got live={live}, n={n}")
+            raise ValueError(f"live must be at most the number of records, {n}, got {live}")
         samples = validate.integer("samples of an epoch", n * reuse, minimum=1)
         self.traits = SamplerTraits(num_ids=samples, max_cached=live, uses=reuse)
         self.seed = validate.seed(seed)

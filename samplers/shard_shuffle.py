@@ -74,7 +74,6 @@ class ShardShuffleSampler(Sampler):
     def __init__(
         self,
         shard_lengths: ArrayLike,
-        /,
         *,
         seed: SupportsIndex,
         block: SupportsIndex,

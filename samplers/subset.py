@@ -56,7 +56,6 @@ class SubsetSampler(InnerSampler):
     def __init__(
         self,
         records: ArrayLike,
-        /,
         *,
         of: SupportsIndex | Sized,
         order: Sampler | None = None,

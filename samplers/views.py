@@ -55,7 +55,6 @@ class ViewSampler(InnerSampler):
         self,
         order: Sampler,
         views: ArrayLike,
-        /,
         *,
         per_epoch: Literal["one", "all"],
         seed: SupportsIndex,

@@ -66,7 +66,6 @@ class WeightedSampler(Sampler):
     def __init__(
         self,
         weights: ArrayLike | Mapping[int, ArrayLike],
-        /,
         *,
         seed: SupportsIndex,
         num_samples: SupportsIndex | None = None,

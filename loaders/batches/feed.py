@@ -134,7 +134,6 @@ class Feed:
         self,
         index: Source | Any,
         sampler: BatchStream,
-        /,
         *,
         fields: Sequence[str] | None = None,
         decode: Decode | None = None,

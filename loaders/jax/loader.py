@@ -63,7 +63,6 @@ class JaxLoader(ThreadedLoader[B]):
     def __init__(
         self,
         feed: Feed,
-        /,
         *,
         sharding: jax.sharding.Sharding | None = None,
         prefetch: int = 2,

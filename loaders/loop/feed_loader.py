@@ -38,7 +38,6 @@ class FeedLoader(Loader[B]):
     def __init__(
         self,
         feed: Feed,
-        /,
         *,
         checksums: bool,
         readahead: int | None,
@@ -110,7 +109,6 @@ class ThreadedLoader(FeedLoader[B]):
     def __init__(
         self,
         feed: Feed,
-        /,
         *,
         prefetch: int | None = None,
         threads: int | None = None,

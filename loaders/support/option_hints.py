@@ -1,13 +1,13 @@
 """Hints for options of torch's DataLoader and of tf.data: what each is called here."""
 
-_DROP_LAST = "the sampler has it, as in BatchSampler(order, batch_size=32, last_batch='drop')"
+_DROP_LAST = "the sampler has it, as in BatchSampler(sampler, batch_size=32, last_batch='drop')"
 _FEED = "the feed has it: Feed(index, sampler)"
 _LOADER = "the loader has it, as in TorchLoader(feed, {})"
-_SEED = "the sampler has it, as in RandomSampler(n, seed=0)"
+_SEED = "the sampler has it, as in RandomSampler(dataset, seed=0)"
 
 OPTION_HINTS = {
     "batch_sampler": _FEED,
-    "batch_size": "the sampler has it, as in BatchSampler(order, batch_size=32)",
+    "batch_size": "the sampler has it, as in BatchSampler(sampler, batch_size=32)",
     "collate_fn": "the feed has it: collate= for fields, batch_transform= for a whole batch",
     "device": _LOADER.format("device='cuda'"),
     "drop_last": _DROP_LAST,
@@ -18,7 +18,9 @@ OPTION_HINTS = {
     "prefetch": _LOADER.format("prefetch=2"),
     "sampler": _FEED,
     "seed": _SEED,
-    "shuffle": "the sampler shuffles, as in BatchSampler(RandomSampler(n, seed=0), batch_size=32)",
+    "shuffle": (
+        "the sampler shuffles, as in BatchSampler(RandomSampler(dataset, seed=0), batch_size=32)"
+    ),
     "threads": _LOADER.format("threads=4"),
     "transform": "the feed has it: Feed(index, sampler, transform=…)",
 }

@@ -72,7 +72,6 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     def __init__(
         self,
         feed: Feed,
-        /,
         *,
         device: str | None = None,
         prefetch: int = 2,

@@ -124,7 +124,7 @@ class RecordDataset(Dataset[Any]):
     {'id': 2, 'word': b'or'}
     """
 
-    def __init__(self, feed: Feed, /, *, threads: int = 0, checksums: bool = True) -> None:
+    def __init__(self, feed: Feed, *, threads: int = 0, checksums: bool = True) -> None:
         check_feed(feed)
         index = feed.index
         socket_folder()  # workers inherit the folder
@@ -225,7 +225,7 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
     """
 
     @validate.show_call("TorchSampler(sampler)")
-    def __init__(self, sampler: Sampler | BatchStream, /) -> None:
+    def __init__(self, sampler: Sampler | BatchStream) -> None:
         if not isinstance(sampler, (Sampler, BatchStream)):
             found = validate.a_type(sampler)
             raise TypeError(f"sampler must be one of twinfeed.samplers, got {found}")
@@ -300,7 +300,7 @@ class RequestSampler(TorchSampler):
     """
 
     @validate.show_call("RequestSampler(feed)")
-    def __init__(self, feed: Feed, /) -> None:
+    def __init__(self, feed: Feed) -> None:
         stream = copy.copy(check_feed(feed).sampler)
         stream._own_cursor = None  # the copy has its own position, and starts at the first batch
         super().__init__(stream)

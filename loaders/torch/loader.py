@@ -113,7 +113,6 @@ class TorchLoader(ThreadedLoader[B]):
     def __init__(
         self,
         feed: Feed,
-        /,
         *,
         device: torch.device | str | None = None,
         prefetch: int | None = None,

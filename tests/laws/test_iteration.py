@@ -339,7 +339,7 @@ def test_rank_of_sampler_is_refused_as_order_of_another() -> None:
         lambda: SubsetSampler([1, 2, 3, 4, 5], of=9, order=rank),
         lambda: ViewSampler(rank, [1] * 5, per_epoch="one", seed=0),
     ):
-        with pytest.raises(TypeError, match="order must be the sampler of all ranks, got rank 1"):
+        with pytest.raises(TypeError, match="r must be the sampler of all ranks, got rank 1"):
             wrap()
     with pytest.raises(ValueError, match="this sampler is already rank 1 of 2"):
         rank.shard(0, 2)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import pickle
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -98,6 +101,27 @@ def test_fewer_records_than_ranks_leave_typed_empty_batches() -> None:
     sampler = ExactOnceBatchSampler(3, batch_size=8)
     sizes = [[len(b) for b in sampler.shard(rank, 5)] for rank in range(5)]
     assert sorted(sizes) == [[0], [0], [1], [1], [1]]
+
+
+def test_ranks_without_a_record_skip_their_batch() -> None:
+    """In every epoch: the other batches, their order, seeds and states are those of `"keep"`."""
+    for n, batch_size, world_size in product(range(41), (8, 11), range(1, 9)):
+        sampler = ExactOnceBatchSampler(n, batch_size=batch_size)
+        found = []
+        for rank in range(world_size):
+            kept = sampler.shard(rank, world_size)
+            skipping = sampler.shard(rank, world_size, empty="skip")
+            batches = [ids for ids in kept if ids]
+            found += functools.reduce(operator.iadd, batches, [])
+            for epoch in (0, 1, 5):
+                skipping.set_epoch(epoch)
+                assert list(skipping) == batches
+            assert len(skipping) == len(batches) >= len(kept) - 1
+            assert skipping.fingerprint == kept.fingerprint
+            for step in range(len(skipping)):
+                assert np.array_equal(skipping.seeds(0, step), kept.seeds(0, step))
+                assert skipping.state_at(0, step) == kept.state_at(0, step)
+        assert sorted(found) == list(range(n))
 
 
 def test_draws_follow_their_weights() -> None:

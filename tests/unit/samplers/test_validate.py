@@ -110,10 +110,10 @@ MASKED = np.ma.masked_equal([1, 2, 3], 2)
 LOADER = NumpyLoader(Feed({"x": np.arange(4)}, BatchSampler(SequentialSampler(4), batch_size=2)))
 
 REFUSED: Refused = [
-    (lambda: SequentialSampler(-1), ValueError, "n must be at least 0, got -1"),
-    (lambda: RandomSampler(-1, seed=0), ValueError, "n must be at least 0, got -1"),
-    (lambda: SequentialSampler(2.0), TypeError, "n must be an integer, got 2.0"),
-    (lambda: SequentialSampler(True), TypeError, "n must be an integer, got True"),
+    (lambda: SequentialSampler(-1), ValueError, "dataset must be at least 0, got -1"),
+    (lambda: RandomSampler(-1, seed=0), ValueError, "dataset must be at least 0, got -1"),
+    (lambda: SequentialSampler(2.0), TypeError, "dataset must be an integer, got 2.0"),
+    (lambda: SequentialSampler(True), TypeError, "dataset must be an integer, got True"),
     (lambda: RandomSampler(np.array([4, 7]), seed=0), TypeError, "SubsetSampler(ids, of="),
     (lambda: ExactOnceBatchSampler([4, 7], batch_size=2), TypeError, "len(index), records=ids"),
     # What is no data source.
@@ -201,7 +201,11 @@ REFUSED: Refused = [
         ]
     ),
     (lambda: RandomSampler(Unknown(), seed=0), RuntimeError, "download it first"),
-    (lambda: ReuseSampler([], reuse=1, live=1, seed=0), ValueError, "n must be at least 1, got 0"),
+    (
+        lambda: ReuseSampler([], reuse=1, live=1, seed=0),
+        ValueError,
+        "dataset must be at least 1, got 0",
+    ),
     (lambda: SubsetSampler([7], of=Unread()), ValueError, "of must be at least 8, got 7"),
     (lambda: SubsetSampler(Endless(), of=7), TypeError, "records must be a list or an array, got"),
     (lambda: SubsetSampler(SequentialSampler(3), of=7), TypeError, "records must be a list or an"),
@@ -215,8 +219,8 @@ REFUSED: Refused = [
         ValueError,
         "labels must be given, but this DatasetSource has none: create it with label=",
     ),
-    (lambda: RandomSampler(2**62 + 1, seed=0), ValueError, "n must be below"),
-    (lambda: SequentialSampler(2**64), ValueError, "n must be below"),
+    (lambda: RandomSampler(2**62 + 1, seed=0), ValueError, "dataset must be below"),
+    (lambda: SequentialSampler(2**64), ValueError, "dataset must be below"),
     (lambda: RandomSampler(3, seed=None), TypeError, "seed must be an integer"),
     (lambda: RandomSampler(3, seed=1.5), TypeError, "seed must be an integer"),
     (lambda: RandomSampler(3, seed=-1), ValueError, "seed must be at least 0"),
@@ -227,7 +231,7 @@ REFUSED: Refused = [
         ValueError,
         f"batch_size must be below {2**62}, got {2**64}",
     ),
-    (lambda: BatchSampler(3, batch_size=1), TypeError, "order must be a Sampler"),
+    (lambda: BatchSampler(3, batch_size=1), TypeError, "sampler must be a Sampler"),
     (lambda: BatchSampler([0, 1], batch_size=1), TypeError, "got a list"),
     *(
         (partial(BatchSampler, *given, batch_size=8, **options), ValueError, "one batch, got 0 of")
@@ -253,17 +257,29 @@ REFUSED: Refused = [
             lambda positions: SequentialSampler(9).ids(0, positions),
         )
     ),
-    (lambda: BatchSampler(pk()(), batch_size=1), TypeError, "order must be a Sampler such as"),
+    (lambda: BatchSampler(pk()(), batch_size=1), TypeError, "sampler must be a Sampler such as"),
     # Calls that are guessed: the error shows the call.
     *(
         (call, TypeError, "write PKBatchSampler(labels, p=8, k=4, seed=0)")
         for call in (
-            lambda: PKBatchSampler(labels=LABELS, p=2, k=2, seed=0),
+            lambda: PKBatchSampler(labels=LABELS, p=2, k=2),
             lambda: PKBatchSampler(LABELS, P=2, K=2, seed=0),
             lambda: PKBatchSampler(LABELS, p=2, k=2, K=2, seed=0),
             lambda: PKBatchSampler(LABELS, 2, 2),
         )
     ),
+    # torch's name for a sampler's dataset, and what the argument was called before.
+    *(
+        (partial(call, **{name: 5}, **options), TypeError, f"takes no {name}=: {hint}")
+        for name, hint in [("data_source", "did you mean dataset="), ("n", "its options are ")]
+        for call, options in [
+            (SequentialSampler, {}),
+            (RandomSampler, {"seed": 0}),
+            (ReuseSampler, {"reuse": 2, "live": 2, "seed": 0}),
+            (ExactOnceBatchSampler, {"batch_size": 2}),
+        ]
+    ),
+    (lambda: RandomSampler(n=5, seed=0), TypeError, "dataset, seed: write RandomSampler(dataset, "),
     (lambda: RandomSampler(5), TypeError, "write RandomSampler(dataset, seed=0)"),
     (SequentialSampler, TypeError, "write SequentialSampler(dataset)"),
     (lambda: WeightedSampler([1]), TypeError, "write WeightedSampler(weights, seed=0)"),
@@ -274,14 +290,14 @@ REFUSED: Refused = [
     (
         lambda: BucketBatchSampler([1], budget=1, seed=0, last_batch="drop"),
         TypeError,
-        "takes no last_batch=: its options are budget, multiple, seed, window: write BucketBatch",
+        "takes no last_batch=: its options are costs, budget, multiple, seed, window: write ",
     ),
     (lambda: ShardShuffleSampler([1]), TypeError, "write ShardShuffleSampler(index.shard_lengths"),
     (lambda: split(5), TypeError, "write split(len(index), fraction=0.1, seed=0)"),
     (
         lambda: BatchSampler(SequentialSampler(3), batch_size=1, final="drop"),
         TypeError,
-        "write BatchSampler(order, batch_size=32, last_batch='drop')",
+        "write BatchSampler(sampler, batch_size=32, last_batch='drop')",
     ),
     (lambda: ExactOnceBatchSampler(5, 2), TypeError, "write ExactOnceBatchSampler(len(index), b"),
     (lambda: pk()()[0], TypeError, "sampler.batch(epoch, step) is a batch, got sampler[0]"),
@@ -296,6 +312,15 @@ REFUSED: Refused = [
         "last_batch must be one of 'smaller', 'pad', 'drop', got True",
     ),
     (lambda: ExactOnceBatchSampler(3, batch_size=1, last_batch="wrap"), ValueError, "got 'wrap'"),
+    *(
+        (partial(ExactOnceBatchSampler(9, **options).shard, 0, 4, empty=empty), ValueError, word)
+        for options, empty, word in [
+            ({"batch_size": 4, "last_batch": "pad"}, "skip", "is for last_batch='smaller'"),
+            ({"batch_size": 3}, "skip", "a batch_size of at least the 4 ranks, got 3: most"),
+            ({"batch_size": 4}, "drop", "empty must be one of 'keep', 'skip', got 'drop'"),
+            ({"batch_size": 4}, True, "empty must be one of 'keep', 'skip', got True"),
+        ]
+    ),
     (pk(p=5), ValueError, "p must be at most the number of classes in the data, 4"),
     (pk(k=4), ValueError, "2 of 4 classes have fewer than k=4 records (the smallest has 1): pass"),
     (pk(k=4), ValueError, "small='drop' or min_class_size=4"),
@@ -399,7 +424,7 @@ REFUSED: Refused = [
     (shuffle(block=0), ValueError, "block must be at least 1"),
     (shuffle(order_within="sorted"), ValueError, "order_within must be one of"),
     (reuse(live=5), ValueError, "a batch holds no record twice: got live=5, batch_size=2"),
-    (reuse(live=12), ValueError, "live must be at most n, got live=12, n=10"),
+    (reuse(live=12), ValueError, "live must be at most the number of records, 10, got 12"),
     (reuse(reuse=2**60), ValueError, "samples of an epoch must be below"),
     (
         lambda: BatchSampler(
@@ -660,6 +685,45 @@ def test_data_source_of_torch_is_used_for_its_length(data: Any) -> None:
     if "a.jpg" not in repr(data):  # these are keys
         sides, expected = split(data, fraction=0.5, seed=0), split(7, fraction=0.5, seed=0)
         assert [side.tolist() for side in sides] == [side.tolist() for side in expected]
+
+
+def test_first_arguments_have_names() -> None:
+    """Configurations (mmengine, Hydra) pass nothing by position."""
+    order = RandomSampler(dataset=[{}] * 4, seed=0)
+    for made, same in (
+        (order, RandomSampler(4, seed=0)),
+        (SequentialSampler(dataset=4), SequentialSampler(4)),
+        (
+            ReuseSampler(dataset=4, reuse=2, live=2, seed=0),
+            ReuseSampler(4, reuse=2, live=2, seed=0),
+        ),
+        (ExactOnceBatchSampler(dataset=4, batch_size=2), ExactOnceBatchSampler(4, batch_size=2)),
+        (BatchSampler(sampler=order, batch_size=2), BatchSampler(order, batch_size=2)),
+        (PKBatchSampler(labels=LABELS, p=2, k=1, seed=0), pk()()),
+        (
+            BucketBatchSampler(costs=[1, 2], budget=4, seed=0),
+            BucketBatchSampler([1, 2], budget=4, seed=0),
+        ),
+        (WeightedSampler(weights=[1, 2], seed=0), WeightedSampler([1, 2], seed=0)),
+        (SubsetSampler(records=[1, 2], of=4), SubsetSampler([1, 2], of=4)),
+        (
+            ShardShuffleSampler(shard_lengths=[4], block=1, window=2, seed=0),
+            ShardShuffleSampler([4], block=1, window=2, seed=0),
+        ),
+        (
+            MixtureSampler(orders=[order], weights=[1], num_samples=3, seed=0),
+            MixtureSampler([order], weights=[1], num_samples=3, seed=0),
+        ),
+        (
+            ViewSampler(order=order, views=[1] * 4, per_epoch="one", seed=0),
+            ViewSampler(order, [1] * 4, per_epoch="one", seed=0),
+        ),
+    ):
+        assert made.fingerprint == same.fingerprint
+    assert list(IdSequence(sampler=order, epochs=1)) == list(order)
+    sampler = BatchSampler(sampler=order, batch_size=2)
+    (batch, _) = NumpyLoader(feed=Feed(index={"x": np.arange(4)}, sampler=sampler))
+    assert batch["id"].tolist() == next(iter(copy(sampler)))
 
 
 def test_labels_may_be_an_index_or_a_source(tmp_path: Path) -> None:

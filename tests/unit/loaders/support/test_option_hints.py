@@ -23,7 +23,7 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (Feed, (None, None), {"num_workers": 2}, r"takes no num_workers=: TorchLoader\(feed, num_wo"),
     (Feed, (None, None), {"device": 2}, r"takes no device=: .*TorchLoader\(feed, device="),
     (Feed, (None, None), {"transfrom": dict}, "takes no transfrom=: did you mean transform="),
-    (Feed, (None, None), {"xyz": 1}, "takes no xyz=: its options are fields, decode, "),
+    (Feed, (None, None), {"xyz": 1}, "takes no xyz=: its options are index, sampler, fields, "),
     (DecodeImage, ("jpg",), {"channels_first": True}, r"channels_first=: .*permute\(0, 3"),
     (shuffled, (None,), {"seed": 0, "block": 4}, "no block=: its options are seed, .*memory"),
     (shuffled, (None,), {"batch_size": 4}, r"batch_size=: the sampler has it, .*BatchSampler\("),
@@ -32,17 +32,22 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (pack, ("*.tar", "x"), {"label": "cls"}, "takes no label=: give CompressedShards"),
     (build_index, ("*.tar", "x"), {"labels": "cls"}, "takes no labels=: did you mean label="),
     (Feed, (None, None, 4), {}, r"too many positional arguments: write Feed\(index, sampler, tra"),
-    (Feed, ({},), {"sampler": None}, r"'?sampler'?.*: write Feed\(index, sampler, "),
+    (Feed, ({},), {"samplr": None}, "takes no samplr=: did you mean sampler=: write Feed"),
     (Feed, (), {}, r"missing a required .*: write Feed\(index, sampler, "),
     (Feed, ({},), {"batch_size": 8}, "takes no batch_size=: the sampler"),
-    (NumpyLoader, (), {"feed": None}, r"'?feed'?.*: write NumpyLoader\(feed\)"),
+    (
+        NumpyLoader,
+        (),
+        {"fed": None},
+        r"takes no fed=: did you mean feed=: write NumpyLoader\(feed\)",
+    ),
     (pack, ([],), {"out": "x"}, r"'?out'?.*: write pack\(source, out\)"),
     (DatasetSource, ({},), {"labels": "y"}, "takes no labels=: did you mean label="),
     (DatasetSource, (), {"data": {}}, r"'?data'?.*: write DatasetSource\(data, label='y'\)"),
     (DecodeImage, ("jpg", 3), {}, r"too many positional .*: write DecodeImage\('image', size="),
     (build_index, ("*.tar", "x"), {"xyz": 1}, "xyz=: its options are label, classes, fields, "),
     (PKBatchSampler, ([0, 1],), {"P": 2, "k": 1}, r"takes no P=: did you mean p=: write PKBatch"),
-    (PKBatchSampler, (), {"labels": [0]}, r"'?labels'?.*: write PKBatchSampler\(labels, p=8"),
+    (PKBatchSampler, (), {"labels": [0]}, r"argument: 'p': write PKBatchSampler\(labels, p=8"),
 ]
 
 
@@ -55,8 +60,8 @@ def test_an_option_names_its_counterpart(
 
 
 LOADERS = {
-    "batch_size": r"BatchSampler\(order, batch_size=32\)",
-    "shuffle": r"BatchSampler\(RandomSampler\(n, seed=0\), batch_size=32\)",
+    "batch_size": r"BatchSampler\(sampler, batch_size=32\)",
+    "shuffle": r"BatchSampler\(RandomSampler\(dataset, seed=0\), batch_size=32\)",
     "collate_fn": "collate= for fields, batch_transform= for a whole batch",
     "drop_last": "last_batch='drop'",
     "pin_memory": "leave it out",
