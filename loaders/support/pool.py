@@ -1,8 +1,8 @@
 """A process pool whose workers end at Ctrl-C without a traceback.
 
-Ctrl-C sends SIGINT to the whole process group. The thread that starts a worker blocks SIGINT, and
-the worker inherits this mask. Once the worker has started up, it sets SIGINT to its default action
-and unblocks it: the signal then ends the worker without a traceback, also if it came before.
+Ctrl-C sends SIGINT to the whole process group. SIGINT is blocked while a worker is started, and the
+worker inherits this mask. Once the worker has started up, it sets SIGINT to its default action and
+unblocks it: the signal then ends the worker without a traceback, also if it came before.
 `ProcessPoolExecutor` cannot do this, and hangs if a worker is killed early (CPython's issue 94777,
 fixed in Python 3.11.5).
 """
@@ -20,7 +20,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.context import SpawnProcess
 from multiprocessing.resource_tracker import ensure_running
-from signal import SIG_BLOCK, SIG_UNBLOCK, SIGINT, pthread_sigmask
+from queue import SimpleQueue
+from signal import SIG_BLOCK, SIG_SETMASK, SIG_UNBLOCK, SIGINT, pthread_sigmask
 from traceback import format_exc
 from typing import Any, ParamSpec, TypeVar
 
@@ -30,6 +31,7 @@ from twinfeed.loaders.support.system import describe_exit
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_Worker = tuple[SpawnProcess, Connection]
 
 
 @contextmanager
@@ -65,12 +67,15 @@ class Pool(ThreadPoolExecutor):
         ensure_running()
         super().__init__(jobs, initializer=pthread_sigmask, initargs=(SIG_BLOCK, {SIGINT}))
         self._lock = threading.Lock()
-        self._workers: dict[int, tuple[SpawnProcess, Connection]] = {}
+        self._workers: list[_Worker] = []
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
         self._error = ""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn(*args, **kwargs)` in a worker process, and return the future of its result."""
         with interrupts_deferred():
+            if len(self._workers) < self._max_workers and not self._error:
+                self._start_worker()
             return super().submit(self._call, fn, *args, **kwargs)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -79,19 +84,21 @@ class Pool(ThreadPoolExecutor):
             self._terminate("a worker process was interrupted")
         with interrupts_deferred():
             self.shutdown(cancel_futures=True)
-            for process, pipe in self._workers.values():
+            for process, pipe in self._workers:
                 pipe.close()
                 process.join()
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in the worker of this thread, and return its result.
+        """Call a function in an idle worker, and return its result.
 
         Raises:
             BrokenProcessPool: the worker has died. All workers are terminated then.
         """
         call = pickle.dumps((function, args, kwargs))
-        process, pipe = self._worker()
+        worker = process, pipe = self._idle.get()
         try:
+            if self._error:
+                raise BrokenProcessPool(self._error)
             pipe.send_bytes(call)
             answer = pipe.recv_bytes()
         except (EOFError, OSError):
@@ -99,6 +106,8 @@ class Pool(ThreadPoolExecutor):
                 process.join()
             self._terminate(f"a worker process {describe_exit(process.exitcode or 0)}")
             raise BrokenProcessPool(self._error) from None
+        finally:
+            self._idle.put(worker)
         result, error, warned = pickle.loads(answer)
         for warning in warned:
             warnings.warn_explicit(*warning)
@@ -106,25 +115,24 @@ class Pool(ThreadPoolExecutor):
             raise error
         return result
 
-    def _worker(self) -> tuple[SpawnProcess, Connection]:
-        """Return the worker process of this thread and the pipe to it; the first call starts it."""
-        with self._lock:
-            if self._error:
-                raise BrokenProcessPool(self._error)
-            thread = threading.get_ident()
-            if thread not in self._workers:
-                pipe, worker_end = Pipe()
-                with worker_end:
-                    process = SpawnProcess(target=_serve, args=(worker_end,))
-                    process.start()
-                self._workers[thread] = process, pipe
-            return self._workers[thread]
+    def _start_worker(self) -> None:
+        """Start a worker, before its first call is waited for: see `_serve`."""
+        pipe, worker_end = Pipe()
+        process = SpawnProcess(target=_serve, args=(worker_end,))
+        with self._lock, worker_end:
+            mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
+            try:
+                process.start()
+            finally:
+                pthread_sigmask(SIG_SETMASK, mask)
+            self._workers.append((process, pipe))
+        self._idle.put((process, pipe))
 
     def _terminate(self, reason: str) -> None:
         """Terminate all workers; later calls raise an error with this `reason`."""
         with self._lock:
             self._error = self._error or reason
-            for process, _ in self._workers.values():
+            for process, _ in self._workers:
                 process.terminate()
 
 
@@ -134,7 +142,8 @@ def _serve(pipe: Connection) -> None:
     Ctrl-C sends SIGINT to the worker and to the parent process. It ends the worker, without a
     traceback. It should also raise KeyboardInterrupt in the parent, but if it comes just before the
     parent's main thread waits for a lock, Python only raises that when the lock is free: perhaps
-    never. The end of the worker helps there: it closes the pipe, which wakes the parent.
+    never. The end of the worker helps there: it closes the pipe, which wakes the parent. So
+    `submit` starts the workers: a signal comes before, and `submit` raises, or reaches the worker.
     """
     end_with_parent()
     # Let the system end this process at SIGINT, in place of Python's KeyboardInterrupt. SIGINT was

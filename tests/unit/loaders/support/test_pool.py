@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures.process import BrokenProcessPool
 
@@ -34,13 +35,21 @@ def test_killed_worker_fails_all_calls() -> None:
     """Also before it has received its arguments, which are longer than a pipe's buffer."""
     with Pool(2) as pool:
         calls = [pool.submit(signal.pause), *(pool.submit(len, bytes(1 << 24)) for _ in range(4))]
-        while not (second := list(pool._workers.values())[1:]):
-            pass
-        second[0][0].kill()
+        pool._workers[1][0].kill()
         for call in reversed(calls):
             with pytest.raises(BrokenProcessPool, match="killed by SIGKILL"):
                 call.result()
     assert not multiprocessing.active_children()
+
+
+def test_worker_is_started_before_its_call_is_waited_for() -> None:
+    """An interrupt may be lost on the main thread that waits; the end of the worker wakes it."""
+    counts = []
+    with Pool(2) as pool:
+        for _ in range(3):
+            pool.submit(time.sleep, 0.1)
+            counts.append(len(multiprocessing.active_children()))
+    assert counts == [1, 2, 2]
 
 
 def test_exit_of_worker_is_known_while_another_starts() -> None:
@@ -51,10 +60,8 @@ def test_exit_of_worker_is_known_while_another_starts() -> None:
     for _ in range(8):
         with Pool(1) as pool:
             call = pool.submit(signal.pause)
-            while not pool._workers:
-                pass
             with pool._lock:  # as a start has it
-                next(iter(pool._workers.values()))[0].kill()
+                pool._workers[0][0].kill()
                 while multiprocessing.active_children():
                     pass
             with pytest.raises(BrokenProcessPool, match="killed by SIGKILL"):
