@@ -67,8 +67,8 @@ from twinfeed.loaders.torch import TorchSampler as TorchSampler
 from twinfeed.loaders.torch import as_tensors as as_tensors
 from twinfeed.loaders.webdataset import choose_samples as choose_samples
 from twinfeed.loaders.webdataset import samples as samples
-from twinfeed.samplers._stream import BatchStream as BatchStream
 from twinfeed.samplers.batch import BatchSampler as BatchSampler
+from twinfeed.samplers.batch_stream import BatchStream as BatchStream
 from twinfeed.samplers.bucket import BucketBatchSampler as BucketBatchSampler
 from twinfeed.samplers.diagnostics import diagnose as diagnose
 from twinfeed.samplers.diagnostics import simulate_shuffle_buffer as simulate_shuffle_buffer

@@ -28,7 +28,7 @@ To look at a stream: `repr`, `sampler.explain()`, and `diagnose(sampler, …)` f
 
 pk.py, exact_once.py, bucket.py, batch.py, orders.py, shard_shuffle.py, reuse.py, views.py,
 weighted.py, mixture.py and subset.py are the samplers, and drawing/ is what they draw with. What
-they declare of their ids is in traits.py. _stream.py and _epochs.py have what all of them share,
+they declare of their ids is in traits.py. batch_stream.py and _epochs.py have what all of them share,
 cursor.py the position in a stream, iteration.py the iteration over single ids, state.py the states,
 id_sequence.py the ids of all epochs, class_order.py the records by class, label_lists.py several
 labels a record, label_arrays.py checks labels, mapped.py has arrays in files, step_schedule.py

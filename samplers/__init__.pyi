@@ -1,5 +1,5 @@
-from twinfeed.samplers._stream import BatchStream as BatchStream
 from twinfeed.samplers.batch import BatchSampler as BatchSampler
+from twinfeed.samplers.batch_stream import BatchStream as BatchStream
 from twinfeed.samplers.bucket import BucketBatchSampler as BucketBatchSampler
 from twinfeed.samplers.class_order import ClassOrder as ClassOrder
 from twinfeed.samplers.cursor import Cursor as Cursor

@@ -9,7 +9,7 @@ from typing import Literal, SupportsIndex
 import numpy as np
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.batch_stream import BatchStream
 from twinfeed.samplers.drawing.int_arrays import ranges
 from twinfeed.samplers.orders import Sampler, check_sampler, checked_draw
 from twinfeed.samplers.types import Int64s

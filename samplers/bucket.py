@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.batch_stream import BatchStream
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key, uniform_below

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.batch import BatchSampler
+from twinfeed.samplers.batch_stream import BatchStream
 from twinfeed.samplers.drawing.random_words import random_words, root_key, uniform_below
 from twinfeed.samplers.label_arrays import as_labels
 from twinfeed.samplers.orders import Sampler

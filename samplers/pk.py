@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import validate
 from twinfeed.samplers._coverage import CoverageBatches
 from twinfeed.samplers._fair_batches import FairBatches
-from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.batch_stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep
 from twinfeed.samplers.label_arrays import labels_of

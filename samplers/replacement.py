@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.batch_stream import BatchStream
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.types import Int64s

@@ -43,8 +43,8 @@ COVERED = (
     (
         "samplers",
         "laws/test_samplers.py",
-        "batch batch_table coverage epochs exact_once fair_batches mixture processes "
-        "replacement reuse shard_shuffle step_schedule stream traits types views weighted",
+        "batch batch_stream batch_table coverage epochs exact_once fair_batches mixture processes "
+        "replacement reuse shard_shuffle step_schedule traits types views weighted",
     ),
     ("samplers", "laws/test_iteration.py", "id_sequence iteration"),
     ("samplers", "unit/samplers/test_class_order.py", "mapped"),
