@@ -28,14 +28,14 @@ To look at a stream: `repr`, `sampler.explain()`, and `diagnose(sampler, …)` f
 
 pk.py, exact_once.py, bucket.py, batch.py, orders.py, shard_shuffle.py, reuse.py, views.py,
 weighted.py, mixture.py and subset.py are the samplers, and drawing/ is what they draw with. What
-they declare of their ids is in traits.py. batch_stream.py and _epochs.py have what all of them share,
-cursor.py the position in a stream, iteration.py the iteration over single ids, state.py the states,
-id_sequence.py the ids of all epochs, class_order.py the records by class, label_lists.py several
-labels a record, label_arrays.py checks labels, mapped.py has arrays in files, step_schedule.py
-values that change with the training step, and replacement.py records that are replaced from a step
-on. _fair_batches.py and _coverage.py draw P x K batches. types.py has the types of arrays,
-validate.py checks arguments, processes.py counts the processes of a framework, and batch_table.py
-and diagnostics.py show a stream.
+they declare of their ids is in traits.py. stream.py has what all of them share, and the position in
+a stream, batch_stream.py what batch samplers share, iteration.py the iteration over single ids,
+state.py the fingerprints of states, id_sequence.py the ids of all epochs, class_order.py the
+records by class, label_lists.py several labels a record, label_arrays.py checks labels, mapped.py
+has arrays in files, step_schedule.py values that change with the training step, and replacement.py
+records that are replaced from a step on. _fair_batches.py and _coverage.py draw P x K batches.
+types.py has the types of arrays, validate.py checks arguments, processes.py counts the processes of
+a framework, and batch_table.py and diagnostics.py show a stream.
 """
 
 try:

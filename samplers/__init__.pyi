@@ -2,7 +2,6 @@ from twinfeed.samplers.batch import BatchSampler as BatchSampler
 from twinfeed.samplers.batch_stream import BatchStream as BatchStream
 from twinfeed.samplers.bucket import BucketBatchSampler as BucketBatchSampler
 from twinfeed.samplers.class_order import ClassOrder as ClassOrder
-from twinfeed.samplers.cursor import Cursor as Cursor
 from twinfeed.samplers.diagnostics import Diagnosis as Diagnosis
 from twinfeed.samplers.diagnostics import Measure as Measure
 from twinfeed.samplers.diagnostics import Stretch as Stretch
@@ -20,6 +19,7 @@ from twinfeed.samplers.replacement import replaced as replaced
 from twinfeed.samplers.reuse import ReuseSampler as ReuseSampler
 from twinfeed.samplers.shard_shuffle import ShardShuffleSampler as ShardShuffleSampler
 from twinfeed.samplers.state import StateMismatchError as StateMismatchError
+from twinfeed.samplers.stream import Cursor as Cursor
 from twinfeed.samplers.subset import SubsetSampler as SubsetSampler
 from twinfeed.samplers.subset import split as split
 from twinfeed.samplers.traits import SamplerTraits as SamplerTraits

@@ -11,12 +11,12 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 import numpy as np
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._epochs import Epochs
 from twinfeed.samplers.batch_table import batch_table
-from twinfeed.samplers.cursor import IteratedSampler, SamplerCursor
 from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.processes import check_not_batched, num_processes, warn_unsharded
+from twinfeed.samplers.state import flattened, json_value
+from twinfeed.samplers.stream import Pass, Stream
 from twinfeed.samplers.traits import check_record_ids
 from twinfeed.samplers.types import Int64s, UInt64s
 
@@ -29,7 +29,7 @@ _UNCHANGED = (
 )
 
 
-class BatchStream(IteratedSampler[SamplerCursor], Epochs):
+class BatchStream(Stream):
     """A stream of batches of sample ids, by (epoch, step) or by iteration, whole or for one rank.
 
     Every epoch has `len()` steps. `batch(epoch, step)` is pure. `shard(rank, world_size)` gives
@@ -67,8 +67,6 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     rank: int = 0
     #: Number of ranks, 1 when not sharded.
     world_size: int = 1
-    #: Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all.
-    sharded: bool = False
     #: A number that divides the size of every global batch of every epoch.
     size_divisor: int = 1
     _replacements: Any = None  # the `Replacements` of `replaced`
@@ -80,10 +78,26 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
                 f"an epoch must have at least one batch, got 0 of {number}: change batch_size or "
                 f"last_batch, or take ExactOnceBatchSampler, whose epoch may be empty"
             )
-        super().__init__(num_steps=num_steps, size=size, seed=seed)
+        size = validate.integer("samples of an epoch", size, minimum=0)
+        self._max_epochs = validate.LIMIT // max(1, size)
+        self._steps, self.seed = num_steps, seed
+        self._fingerprint: dict[str, Any] = {}  # computed when used; copies share the dict
         self._largest_batch = batch_size  # the ids of the largest global batch
         self._augmentation_key = root_key(seed, "augmentation")
         self.batch_key = root_key(seed, "batch")  # what batch_seed derives the seeds from
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def _fields(self) -> dict[str, Any]:
+        fields = {
+            "sampler": type(self).__name__,
+            "stream_version": self.stream_version,
+            "steps": self._steps,
+            "seed": self.seed,
+            **json_value(self.parameters),
+        }
+        return dict(flattened(fields))
 
     @abstractmethod
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
@@ -265,14 +279,6 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         slice_stops = np.diff(_num_assigned(num_ids, self.rank + 1, world))  # [3, 3]
         return slice_starts, slice_stops
 
-    def _new_cursor(self) -> SamplerCursor:
-        return SamplerCursor(copy.copy(self))
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next batch that iterating draws."""
-        return self._cursor.epoch
-
     @property
     def step(self) -> int:
         """Step of the next batch that the running pass draws, in `[0, len(self))`."""
@@ -281,7 +287,20 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def passes(self) -> Iterator[tuple[int, int, Int64s]]:
         """Yield (epoch, step, ids) for each batch of one iteration, as `iter(self)` would."""
         warn_unsharded(self)
-        return self._cursor.iterate(self._batches_from)
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[tuple[int, int, Int64s]]:
+        """Yield what `passes` does; nothing is drawn before the first `next`."""
+        cursor, own = self._cursor, Pass()
+        cursor._start_iteration(own)
+        try:
+            # Count a batch before it is yielded: a loop that takes exactly len() batches never
+            # resumes this generator.
+            for step, ids in enumerate(self._batches_from(own.epoch, own.step), own.step):
+                own.step = step + 1
+                yield own.epoch, step, ids
+        finally:  # also if the loop is left early
+            cursor._end_iteration(own)
 
     def _batches_from(self, epoch: int, step: int) -> Iterator[Int64s]:
         """Yield the batches of an epoch from this step on.

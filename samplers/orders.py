@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, Literal, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
@@ -14,21 +14,25 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import MAX_TABLE_SIZE, Table, permute, random_table
 from twinfeed.samplers.drawing.random_words import derive, root_key
-from twinfeed.samplers.iteration import IdStream
+from twinfeed.samplers.iteration import IdPass
+from twinfeed.samplers.processes import warn_unsharded
 from twinfeed.samplers.state import json_value
-from twinfeed.samplers.traits import check_independent_of_steps
+from twinfeed.samplers.stream import Stream
+from twinfeed.samplers.traits import check_independent_of_steps, check_record_ids
 from twinfeed.samplers.types import Int64s
 
 _Inner = TypeVar("_Inner", bound="InnerSampler")
 
 
-class Sampler(IdStream):
+class Sampler(Stream):
     """The sample id of each position of an epoch. `BatchSampler` cuts a sampler into batches.
 
     A sampler also goes into torch's `DataLoader(dataset, sampler=…)`, where its ids are record
     ids: iterating yields the ids of an epoch, and the next pass is the next epoch. A pass that was
     broken off begins its epoch again, and the first pass after `load_state_dict` is the rest of the
-    loaded epoch. `IdSequence` has the ids of many epochs.
+    loaded epoch. The latest iterator moves the position, and has it as a state of its own: a loader
+    that keeps the iterator's state with each batch, as `StatefulDataLoader`, resumes after that
+    batch. `IdSequence` has the ids of many epochs.
 
     For a sampler of your own, derive a class that sets `num_records` and `parameters`, and has
     `draw`. docs/own-samplers.md has an example, and lists what else a sampler may declare.
@@ -57,6 +61,14 @@ class Sampler(IdStream):
     def __len__(self) -> int:
         """Return the number of samples of an epoch. By default each sample id comes once."""
         return self.num_ids
+
+    @property
+    def _max_epochs(self) -> int:  # type: ignore[override]
+        return validate.LIMIT // max(1, len(self))
+
+    @property
+    def _unsharded(self) -> Sampler:
+        return self
 
     def shard(
         self,
@@ -102,8 +114,7 @@ class Sampler(IdStream):
             IndexError: a position outside `[0, len(self))`.
         """
         check_independent_of_steps(self)
-        limit = validate.LIMIT // max(1, len(self))  # epochs whose positions fit int64
-        epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
+        epoch = validate.integer("epoch", epoch, minimum=0, below=self._max_epochs)
         index = validate.unmasked("positions", positions)
         if index.size and index.dtype.kind not in "iu":
             raise TypeError(f"positions must be integers, got dtype {index.dtype}")
@@ -112,6 +123,20 @@ class Sampler(IdStream):
             raise IndexError(f"positions must be in [0, {len(self)}), got {outside[0]}")
         return checked_draw(self, epoch, index.astype(np.int64).reshape(-1)).reshape(index.shape)
 
+    def __iter__(self) -> Iterator[int]:
+        """Yield the ids of an epoch, as Python ints; nothing is drawn before the first `next`.
+
+        Raises:
+            TypeError: ids are not record ids, but views or uses of records.
+        """
+        check_record_ids(self, "sampler.ids(epoch, positions)")
+        warn_unsharded(self)
+        return IdPass(self, self._positions_from, self._unsharded.ids)
+
+    def _positions_from(self, start: int) -> range:
+        """Return the positions of an epoch that this sampler reads, from position `start` on."""
+        return range(start, len(self))
+
     @abstractmethod
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample id at each of these positions of an epoch. Both are int64[n].
@@ -119,9 +144,26 @@ class Sampler(IdStream):
         The ids are a pure function of the epoch, the positions, the seed and the parameters.
         """
 
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """All that the ids depend on: class, stream version, seed, parameters, array digests."""
+    def state_at(self, epoch: SupportsIndex, position: SupportsIndex) -> dict[str, Any]:
+        """Return the state to resume from at this position; `len` of all ranks ends the epoch.
+
+        Args:
+            epoch: the epoch of the next id.
+            position: its position in the epoch, which counts the ids of all ranks.
+
+        Raises:
+            TypeError: ids depend on the training step, which a batch sampler knows.
+            IndexError: a position outside the epoch.
+
+        >>> sampler = RandomSampler(5, seed=0)
+        >>> sampler.load_state_dict(sampler.state_at(1, 3))
+        >>> list(sampler), list(sampler) == sampler.ids(2, range(5)).tolist()
+        ([2, 0], True)
+        """
+        check_independent_of_steps(self)
+        return super().state_at(epoch, position)
+
+    def _fields(self) -> dict[str, Any]:
         return {
             "name": type(self).__name__,
             "stream_version": self.stream_version,
@@ -223,6 +265,12 @@ class RankSampler(Sampler):
     @property
     def _unsharded(self) -> Sampler:
         return self._inner_sampler
+
+    def state_at(self, epoch: SupportsIndex, position: SupportsIndex) -> dict[str, Any]:
+        return self._inner_sampler.state_at(epoch, position)
+
+    def position_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        return self._inner_sampler.position_of(state)
 
     def _positions_from(self, start: int) -> range:
         """Return this rank's positions of an epoch from `start` on: every `world_size`-th.

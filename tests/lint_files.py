@@ -43,7 +43,7 @@ COVERED = (
     (
         "samplers",
         "laws/test_samplers.py",
-        "batch batch_stream batch_table coverage epochs exact_once fair_batches mixture processes "
+        "batch batch_stream batch_table coverage exact_once fair_batches mixture processes "
         "replacement reuse shard_shuffle step_schedule traits types views weighted",
     ),
     ("samplers", "laws/test_iteration.py", "id_sequence iteration"),

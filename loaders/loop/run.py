@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple, SupportsIndex
 
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.cursor import Cursor
+from twinfeed.samplers.stream import Cursor
 
 Order = Literal["unchecked"]
 """The user vouches that element n of a dataset is batch n of the loader: nothing checks it."""
@@ -69,8 +69,6 @@ class Run(Cursor):
     def __init__(self, stream: BatchStream, /, *, advice: str) -> None:
         super().__init__(stream)
         self._advice = advice  # how to iterate so that batches are counted, for a warning
-        # Epochs of which the loop has received a batch, since the last load_state_dict.
-        self.received_epochs: set[int] = set()
         self.position_was_set = False  # by set_epoch or load_state_dict
         self._loaded_position = 0, 0  # the (epoch, step) that load_state_dict set
         self._warned_of_repeat_or_skip = False  # set_epoch warns only once
@@ -102,11 +100,6 @@ class Run(Cursor):
         """Start a pass of a loop, unless no pass may start; see `Cursor.start_pass`."""
         self.check_may_start()
         return super().start_pass(from_start=from_start)
-
-    def received(self) -> bool:
-        """Count a batch that the loop has received; return whether it is the last of its epoch."""
-        self.received_epochs.add(self.epoch)
-        return self.advance()
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the position to an epoch; see `Cursor.set_epoch`.

@@ -19,6 +19,7 @@ from support.sampler_cases import CASES
 from twinfeed.samplers import (
     BatchSampler,
     IdSequence,
+    MixtureSampler,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -81,7 +82,7 @@ def state_at_every_position_resumes(sampler: Sampler) -> None:
     expected, running = epochs_of(sampler), iter(sampler)
     for drawn in range(len(sampler) + 1):
         state = json.loads(json.dumps(sampler.state_dict()))
-        assert state == running.state_dict()  # type: ignore[attr-defined]
+        assert state == running.state_dict() == sampler.state_at(0, drawn)  # type: ignore[attr-defined]
         rest = expected[0][drawn:] or expected[1]
         assert next(iter(loaded(sampler, state)), None) == next(iter(rest), None)
         if drawn % 7 and drawn < len(sampler):
@@ -140,6 +141,7 @@ def any_ranks_resume_from_state_of_any_ranks(sampler: Sampler) -> None:
             parts = [list(islice(rank, steps)) for rank in ranks]
             assert sorted(chain(*parts)) == sorted(expected[start : start + steps * world])
             states = [rank.state_dict() for rank in ranks]
+            assert states[0] == ranks[-1].state_at(0, min(start + steps * world, len(sampler)))
             assert all(other == states[0] for other in states)
             start, state = start + steps * world, states[0]
         assert list(loaded(sampler, state)) == (expected[start:] or epochs_of(sampler)[1])
@@ -262,6 +264,20 @@ def test_loading_state_into_iterator_sets_epoch() -> None:
     assert position(fresh) == (2, 0)
     with pytest.raises(StateMismatchError, match="n: the state has 10, this sampler has 11"):
         RandomSampler(11, seed=0).load_state_dict(state)
+
+
+def test_state_at_refuses_what_is_no_position_and_ids_that_depend_on_steps() -> None:
+    sampler = RandomSampler(10, seed=0)
+    assert sampler.shard(1, 2).state_at(2, 10) == sampler.state_at(3, 0)
+    for epoch, at in ((0, 11), (0, -1), (-1, 0), (1 << 62, 0)):
+        with pytest.raises(IndexError):
+            sampler.state_at(epoch, at)
+    with pytest.raises(TypeError, match="step must be an integer"):
+        sampler.state_at(0, 1.5)  # type: ignore[arg-type]
+    weights = {0: [1, 2], 5: [2, 1]}
+    changing = MixtureSampler([sampler, sampler], weights=weights, num_samples=9, seed=0)
+    with pytest.raises(TypeError, match="changes at training steps"):
+        changing.state_at(0, 0)
 
 
 @pytest.mark.parametrize("batches", [False, True])

@@ -25,7 +25,7 @@ from twinfeed.samplers import (
     WeightedSampler,
     state,
 )
-from twinfeed.samplers.cursor import Cursor
+from twinfeed.samplers.stream import Cursor
 
 
 def training() -> BatchStream:
@@ -65,7 +65,7 @@ def test_cursor_advances_through_epochs() -> None:
     places = []
     for _ in range(11):
         places.append(where(cursor))
-        cursor.advance()
+        cursor.received()
     assert places == [(epoch, step) for epoch in range(3) for step in range(5)][:11]
     assert cursor.start_pass() == (2, 1)
     cursor.end()
@@ -78,12 +78,12 @@ def test_evaluation_cursor_starts_every_pass_at_step_0() -> None:
     cursor = Cursor(evaluation())
     for _ in range(3):
         assert cursor.start_pass() == (0, 0)
-        cursor.advance()
+        cursor.received()
         assert where(cursor) == (0, 1)
     cursor.end()
     assert where(cursor) == (0, 0)
     for _ in range(5):
-        cursor.advance()
+        cursor.received()
     assert where(cursor) == (0, 0)
     cursor = loaded(evaluation(), 0, 3)
     assert cursor.start_pass() == (0, 3)
@@ -100,7 +100,7 @@ def test_set_epoch_to_loaded_epoch_keeps_the_loaded_step() -> None:
     assert cursor.start_pass(from_start=True) == (1, 3)
     cursor.set_epoch(1)
     assert where(cursor) == (1, 3)
-    cursor.advance()
+    cursor.received()
     cursor.set_epoch(1)
     assert where(cursor) == (1, 0)
 
@@ -124,7 +124,7 @@ def test_cursor_resumes_from_state() -> None:
     """Its states are those of the stream."""
     stream = training()
     cursor = Cursor(stream)
-    cursor.advance()
+    cursor.received()
     assert cursor.state_dict() == stream.state_at(0, 1)
     other = Cursor(stream.shard(0, 2))
     other.load_state_dict(cursor.state_dict())
@@ -438,8 +438,8 @@ def test_skipping_the_rest_of_a_loaded_epoch_warns() -> None:
     with pytest.warns(
         UserWarning, match="the last batches of epoch 1 are skipped: a state of its step 3"
     ):
-        given_up.advance()
-    given_up.advance()  # warns once
+        given_up.received()
+    given_up.received()  # warns once
     kept = loaded(training(), 1, 3)
     for epoch in (2, 1):
         kept.set_epoch(epoch)
@@ -447,7 +447,7 @@ def test_skipping_the_rest_of_a_loaded_epoch_warns() -> None:
     for cursor in (at_an_end, whole):
         cursor.set_epoch(2)
     for cursor in (kept, at_an_end, whole):
-        cursor.advance()
+        cursor.received()
     assert where(kept) == (1, 4)
 
 
@@ -476,10 +476,10 @@ def test_epoch_before_a_state_at_an_end_warns() -> None:
     for cursor in (at_an_end := loaded(training(), 3, 0), loaded(evaluation(), 3, 0)):
         cursor.set_epoch(0)
     with pytest.warns(UserWarning, match="saved after the last batch of epoch 2, so an epoch"):
-        at_an_end.advance()
+        at_an_end.received()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cursor.advance()
+        cursor.received()
 
 
 def test_stream_warns_once_when_rest_of_loaded_epoch_is_skipped() -> None:

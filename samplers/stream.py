@@ -1,0 +1,434 @@
+"""Streams of ids by (epoch, step), their states, and `Cursor`: one position in a stream."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, SupportsIndex, TypeVar
+
+from twinfeed.samplers import validate
+from twinfeed.samplers.state import (
+    STATE_VERSION,
+    StateMismatchError,
+    compare_fingerprints,
+    fields_before,
+)
+from twinfeed.samplers.traits import Samples
+
+_Stream = TypeVar("_Stream", bound="Stream")
+
+_NO_PASSES = (0, 0)  # (epoch, consecutive passes over it) before any pass was counted
+
+
+class Stream(Samples):
+    """Ids by (epoch, step), with states; and by iteration without a loader, at one position.
+
+    A step is a batch of a `BatchStream`, or a position of a `Sampler`.
+    """
+
+    #: The seed of all random choices.
+    seed: int = 0
+    #: All on which the stream depends, except the seed: these are fields of the fingerprint.
+    parameters: Mapping[str, Any]
+    #: Whether each pass is whole: an evaluation, which keeps no position between passes.
+    evaluation: bool = False
+    #: Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all.
+    sharded: bool = False
+    _fixed_order: bool = False  # whether every epoch has the same order, as in an evaluation
+    _max_epochs: int  # below it, the ids of all epochs can be counted in int64
+    _own_cursor: Cursor | None = None  # created when it is first used: most are never iterated
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of steps of an epoch."""
+
+    @abstractmethod
+    def _fields(self) -> dict[str, Any]:
+        """Return the fields of the fingerprint."""
+
+    @property
+    def _unsharded(self) -> Stream:
+        """The stream of which states are: for a rank of a `Sampler`, the sampler of all ranks."""
+        return self
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the ids depend on: class, stream version, seed, parameters, array digests.
+
+        To hash large arrays takes long, so it is done once for a stream and its copies.
+        """
+        # Copies refer to the same dict, which is filled in place.
+        fingerprint: dict[str, Any] = vars(self).setdefault("_fingerprint", {})
+        if not fingerprint:
+            fingerprint.update(self._fields())
+        return dict(fingerprint)
+
+    def _as_ints(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
+        """Return epoch and step as ints. Raise IndexError unless the step is in `[0, end)`."""
+        if type(epoch) is not int or type(step) is not int:
+            epoch, step = validate.as_int("epoch", epoch), validate.as_int("step", step)
+        if not 0 <= epoch < self._max_epochs:
+            raise IndexError(f"epoch must be in [0, {self._max_epochs}), got {epoch}")
+        if not 0 <= step < end:
+            steps = validate.counted(len(self), "step")
+            raise IndexError(f"step {step} of epoch {epoch}: an epoch has {steps}")
+        return epoch, step
+
+    def _position(self, epoch: SupportsIndex, step: SupportsIndex) -> tuple[int, int]:
+        """Return a position as ints, checked; the end of an epoch is the start of the next one.
+
+        An evaluation repeats the same epoch: then it is step 0 of this epoch.
+        """
+        epoch, step = self._as_ints(epoch, step, len(self) + 1)
+        if step == len(self) > 0:
+            return (epoch if self.evaluation else epoch + 1), 0
+        return epoch, step
+
+    def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
+        """Return the state to resume from at this step; `len(self)` is the end of the epoch.
+
+        A state has the position and a fingerprint: the parameters on which the batches depend. A
+        parameter may change at a training step, as `k={0: 2, 1000: 3}` does at step 1000. A state
+        at an earlier step does not have this change, so that a user may still alter it.
+        """
+        epoch, step = self._position(epoch, step)
+        return {
+            "version": STATE_VERSION,
+            "epoch": epoch,
+            "step": step,
+            # Without changes of parameters at this training step or a later one.
+            "fingerprint": fields_before(self.fingerprint, epoch * len(self) + step),
+        }
+
+    def position_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the (epoch, step) of a state, after checking that it is of this stream.
+
+        Raises:
+            StateMismatchError: a state of other data, other parameters or a newer version.
+        """
+        if not isinstance(state, Mapping):
+            raise StateMismatchError(f"the state must be what state_dict gave, got {state!r}")
+        missing = {"version", "epoch", "step", "fingerprint"} - set(state)
+        if missing:
+            raise StateMismatchError(
+                f"the state lacks {', '.join(sorted(missing))}, and has {list(state)[:8]}: give "
+                f"the part that state_dict gave, as in checkpoint['loader']"
+            )
+        if state["version"] != STATE_VERSION:
+            raise StateMismatchError(
+                f"the state has version {state['version']!r}, this library reads {STATE_VERSION}"
+            )
+        epoch = validate.integer("epoch of the state", state["epoch"], minimum=0)
+        step = validate.integer("step of the state", state["step"], minimum=0)
+        saved = state["fingerprint"]
+        if not isinstance(saved, Mapping):
+            raise StateMismatchError(f"fingerprint of the state must be a mapping, got {saved!r}")
+        # Changes of a schedule after the state's step may differ: they have changed no batch yet.
+        global_step = epoch * len(self) + step
+        compare_fingerprints(
+            fields_before(saved, global_step),
+            fields_before(self.fingerprint, global_step),
+        )
+        validate.integer("epoch of the state", epoch, minimum=0, below=self._max_epochs)
+        if step >= max(1, len(self)):
+            raise StateMismatchError(f"the state is at step {step}, an epoch has {len(self)}")
+        return epoch, step
+
+    @property
+    def _cursor(self) -> Cursor:
+        """The position of the iteration over this stream, up to date."""
+        cursor = self._own_cursor
+        if cursor is None:
+            # Of a copy: a reference cycle would keep large tables until the garbage collector runs.
+            cursor = Cursor(copy.copy(self._unsharded))
+            # Set through `vars`: a user's sampler may be a frozen dataclass.
+            vars(self)["_own_cursor"] = cursor
+        cursor._sync()
+        return cursor
+
+    def __copy__(self: _Stream) -> _Stream:
+        """Return a copy at the same position, which then advances independently."""
+        stream = object.__new__(type(self))
+        vars(stream).update(vars(self), _own_cursor=copy.copy(self._own_cursor))
+        return stream
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch or id that iterating draws."""
+        return self._cursor.epoch
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Set the epoch of the next iteration; a trainer calls this before each epoch.
+
+        The iteration starts at the beginning of the epoch. But after `load_state_dict` with a state
+        from the middle of the same epoch, it resumes there, and yields the rest of the epoch.
+        """
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the next batch or id, and the sampler's fingerprint, for JSON.
+
+        The step of the state is the number of batches of the epoch that were drawn. For a sampler
+        of ids, it is the number of ids that all ranks together have drawn. Workers draw more than
+        the training loop has received: with workers, save the state of a `StatefulDataLoader` or of
+        a loader of `twinfeed.loaders`.
+        """
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Start the next iteration at the position of a state, which any rank may have saved.
+
+        This takes constant time.
+
+        Raises:
+            StateMismatchError: a state of other data, parameters or version; every differing field
+                is named.
+        """
+        self._cursor.load_state_dict(state)
+
+
+class Pass:
+    """One iteration over a stream without a loader: an epoch, or the rest of a loaded epoch."""
+
+    #: The epoch that it reads.
+    epoch: int
+    #: The step at which it starts; a `BatchStream` moves it.
+    step: int
+
+    def position(self) -> int:
+        """Return the step after the last one drawn: at its end, the number of steps of an epoch."""
+        return self.step
+
+
+class Cursor:
+    """The position (epoch, step) of the next batch of a stream, moved by what was received.
+
+    A cursor starts at step 0 of epoch 0. After the last batch of an epoch the position is
+    step 0 of the next epoch. An evaluation keeps no position between passes:
+
+    - each pass begins at step 0, except the first pass after a state was loaded;
+    - the last batch leaves the epoch as it is.
+
+    >>> from twinfeed.samplers import BatchSampler, Cursor, RandomSampler
+    >>> cursor = Cursor(BatchSampler(RandomSampler(8, seed=0), batch_size=4))
+    >>> cursor.start_pass()
+    (0, 0)
+    >>> cursor.received(), cursor.received()
+    (False, True)
+    >>> cursor.epoch, cursor.step
+    (1, 0)
+    """
+
+    #: Epoch of the next batch.
+    epoch: int
+    #: Step of the next batch, in `[0, len(stream))`.
+    step: int
+
+    def __init__(self, stream: Stream, /) -> None:
+        self.stream = stream
+        self.epoch = self.step = 0
+        self._num_steps = len(stream)
+        # Epochs of which the loop has received a batch, since a loader has loaded a state.
+        self.received_epochs: set[int] = set()
+        # The position that load_state_dict has set; None once a batch has been received after it.
+        self._loaded: tuple[int, int] | None = None
+        self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
+        self._resumed_epoch = -1  # the epoch of the latest `Pass` after a state, until `set_epoch`
+        # The epoch that `set_epoch` was called with; None after a pass has started.
+        self._requested_epoch: int | None = None
+        # The epoch of the last pass, and how many passes in a row have started at this epoch.
+        self._passes_of_epoch = _NO_PASSES
+        # The latest iteration without a loader, until it ends: this position is the one it has.
+        self._latest_pass: Pass | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copies and pickles, without the running pass."""
+        self._sync()
+        return {**vars(self), "_latest_pass": None}
+
+    def _next_start(self, *, from_start: bool = False) -> tuple[int, int]:
+        """Return the (epoch, step) at which the next pass starts; see `start_pass`."""
+        whole = (from_start or self.stream.evaluation) and not self._resuming
+        return self.epoch, 0 if whole else self.step
+
+    def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
+        """Start a pass, which is one iteration over the stream; return its first (epoch, step).
+
+        A pass starts at the cursor's position. With `from_start`, and for an evaluation, it starts
+        at step 0 of the epoch, except for the first pass after `load_state_dict`, which resumes in
+        the middle of the epoch.
+        """
+        self.epoch, self.step = self._next_start(from_start=from_start)
+        self._resuming, self._requested_epoch = False, None
+        return self.epoch, self.step
+
+    def _start_iteration(self, iteration: Pass) -> None:
+        """Start a pass without a loader, at step 0 or at a loaded state. It now has the position.
+
+        The pass is not asked for its position with each id or batch, which would be slow: see
+        `_sync`.
+        """
+        loaded, training = self._loaded, not self.stream.evaluation
+        iteration.epoch, iteration.step = self.start_pass(from_start=True)
+        self.count_pass(self.epoch, "use a loader of twinfeed.loaders")
+        self._check_loaded_state()
+        if loaded is not None and loaded[0] == self.epoch and training:
+            self._resumed_epoch = self.epoch
+        self._latest_pass = iteration
+
+    def _sync(self) -> None:
+        """Move to the position of the latest iteration without a loader, if one is running."""
+        iteration = self._latest_pass
+        if iteration is not None:
+            step = iteration.position()
+            # The epochs differ if `set_epoch` was called since the iteration started: then stay.
+            if self.epoch == iteration.epoch:
+                self.epoch, self.step = self.stream._position(iteration.epoch, step)
+            if step == self._num_steps:
+                self._latest_pass = None
+
+    def _end_iteration(self, iteration: Pass) -> None:
+        """End a pass without a loader, complete or not, unless a later one has the position."""
+        self._sync()
+        if self._latest_pass is iteration:
+            self._latest_pass = None
+            self.end()
+
+    def count_pass(self, epoch: int, advice: str) -> None:
+        """Count the consecutive passes (iterations over the stream) that start at the same epoch.
+
+        Warn at the third pass of a training epoch: such a loop has probably forgotten `set_epoch`,
+        and trains on the same batches again and again. The warning suggests `advice`.
+        """
+        last_epoch, count = self._passes_of_epoch
+        count = count + 1 if epoch == last_epoch else 1
+        self._passes_of_epoch = (epoch, count)
+        may_repeat = self.stream.evaluation or self.stream._fixed_order or not self._num_steps
+        # A second pass is no mistake: sanity checks, and Keras, draw a batch to inspect it.
+        if count == 3 and not may_repeat:
+            warn(
+                f"iterations begin epoch {epoch} for the third time, and repeat its batches: call "
+                f"set_epoch(epoch) before each iteration, or {advice}, which continues after the "
+                f"batches that the loop received"
+            )
+
+    def _check_loaded_state(self) -> None:
+        """Warn if batches are skipped or repeated, since `set_epoch` was called after a load.
+
+        This is called at each batch, or at the start of an iteration without a loader, and warns at
+        the first call after a state was loaded. If the state is of the middle of an epoch, and then
+        another epoch was set, the remaining batches of its epoch are skipped.
+        """
+        if self._loaded is None:
+            return
+        epoch, step = self._loaded
+        self._loaded = None  # warn only once
+        if self.stream.evaluation:
+            return
+        if step and epoch != self.epoch:
+            warn(
+                f"the last batches of epoch {epoch} are skipped: a state of its step {step} "
+                f"was loaded, and then set_epoch({self.epoch}) was called. To train on them, "
+                f"call set_epoch({epoch}), or do not call set_epoch after a state was loaded "
+                f"(Lightning: save by ModelCheckpoint while fit runs)"
+            )
+        elif self.epoch < epoch:
+            _warn_of_ended_epoch(self.epoch, epoch)
+
+    def received(self) -> bool:
+        """Count a batch that the loop has received; return whether it is the last of its epoch."""
+        if self._loaded is not None:
+            self._check_loaded_state()
+        self.received_epochs.add(self.epoch)
+        self.step += 1
+        if self.step == self._num_steps:
+            self.epoch, self.step = self.epoch + (not self.stream.evaluation), 0
+        return self.step == 0
+
+    def end(self) -> None:
+        """End a pass, complete or not: an evaluation goes back to step 0 of its epoch."""
+        if self.stream.evaluation:
+            self.step = 0
+
+    def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
+        """Set the position to this step of an epoch; step `len(stream)` is the end of the epoch."""
+        self.epoch, self.step = self.stream._position(epoch, step)
+        self._loaded = self._requested_epoch = None
+        self._resuming, self._passes_of_epoch = False, _NO_PASSES
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Set the position to step 0 of an epoch.
+
+        Between `load_state_dict` and the next batch, setting the epoch of the loaded state keeps
+        the step of the state: trainers set the epoch after they have loaded a state, and this must
+        not repeat the first batches of the epoch.
+
+        Without a loader, a running pass over the same epoch keeps its position. After a pass that
+        began with a loaded state, warn if the epoch is none that comes after it: a host that counts
+        its passes from 0 trains on epochs of the state again.
+        """
+        epoch = validate.integer("epoch", epoch, minimum=0, below=self.stream._max_epochs)
+        if self._latest_pass is not None and self._latest_pass.epoch == epoch:
+            self.seek(epoch, self._latest_pass.position())
+            return
+        self.epoch, self.step, self._requested_epoch = epoch, 0, epoch
+        if self._loaded is not None and self._loaded[0] == epoch:
+            self.step = self._loaded[1]
+        # The caller chooses the epoch, so a repetition of it is no mistake: do not warn.
+        self._passes_of_epoch = _NO_PASSES
+        if epoch <= self._resumed_epoch:
+            warn(
+                f"set_epoch({epoch}) was called after the pass that resumed epoch "
+                f"{self._resumed_epoch}, so epoch {epoch} comes again: count epochs from that of "
+                f"the state, or call no set_epoch (Fabric counts its passes from 0: leave the "
+                f"DataLoader out of setup_dataloaders, and call fabric.to_device(batch))"
+            )
+        self._resumed_epoch = -1  # warn only once
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position and the fingerprint of the stream, as a small dict for JSON."""
+        return self.stream.state_at(self.epoch, self.step)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the position to that of a state, which any rank of any world size may have saved.
+
+        The next pass (iteration over the stream) resumes there. A running one without a loader no
+        longer moves the position.
+
+        Raises:
+            StateMismatchError: a state of another stream.
+        """
+        position = self.stream.position_of(state)
+        # `set_epoch` may have been called before: torchdata loads a state after it.
+        requested = self._requested_epoch
+        if requested is not None and position == (requested + 1, 0) and not self.stream.evaluation:
+            _warn_of_ended_epoch(requested, position[0])
+        self.seek(*position)
+        self._loaded, self._resuming, self._resumed_epoch = position, True, -1
+        self._latest_pass = None
+
+
+def _warn_of_ended_epoch(requested_epoch: int, loaded_epoch: int) -> None:
+    """Warn that a state was saved after the epoch that `set_epoch` was called with.
+
+    At the end of epoch 2, the position of a state is step 0 of epoch 3. A loop that is resumed,
+    counts epochs and calls `set_epoch(2)` trains on epoch 2 twice.
+    """
+    warn(
+        f"set_epoch({requested_epoch}) was called, but the loaded state was saved after "
+        f"the last batch of epoch {loaded_epoch - 1}, so an epoch comes twice: resume the "
+        f"loop at epoch {loaded_epoch}, or count steps in place of epochs"
+    )
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside of this library that led here."""
+    frame: FrameType | None = sys._getframe()
+    level = 1
+    while frame and str(frame.f_globals.get("__name__")).startswith("twinfeed."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
