@@ -57,6 +57,8 @@ class BatchSampler(BatchStream):
     [[[0, 1, 2], [3, 4, 5]], [[6], [0, 1, 2]]]
     """
 
+    _draws_groups = False  # whether group numbers are drawn in place of ids
+
     @validate.show_call("BatchSampler(sampler, batch_size=32, last_batch='drop')")
     def __init__(
         self,
@@ -128,19 +130,12 @@ class BatchSampler(BatchStream):
 
     @property
     def group_sampler(self) -> BatchSampler | None:
-        """A copy of this batch sampler that draws group numbers in place of ids.
-
-        It is for loaders that read each group (such as a class) from a dataset of its own: they
-        only need the dataset from which the next sample comes. If id 7 is of group 2, and id 3
-        of group 0, the batch 7 3 becomes 2 0. `num_records` of the copy is the number of groups.
-        None if ids have no groups, or batches are padded.
-        """
-        inner_group_sampler = self._inner_sampler.group_sampler
-        if self.traits.padded or inner_group_sampler is None:
+        num_groups = self._inner_sampler.num_groups
+        if self.traits.padded or num_groups is None:
             return None
         sampler = copy.copy(self)
-        sampler._inner_sampler, sampler._replacements = inner_group_sampler, None
-        sampler.num_records = inner_group_sampler.num_records
+        sampler._draws_groups, sampler._replacements = True, None
+        sampler.num_records = num_groups
         return sampler
 
     def _inner_position(self, epoch: int, step: int) -> tuple[int, int]:
@@ -191,6 +186,8 @@ class BatchSampler(BatchStream):
         # The positions of all slices: 0 + 2 to 0 + 4, and 4 + 2 to 4 + 4.
         positions = ranges(batch_starts + lows, batch_starts + highs)  # [2, 3, 6, 7]
         real = positions[positions < len(self._inner_sampler)]  # without the padding: [2, 3, 6]
+        if self._draws_groups:  # there is no padding then
+            return self._inner_sampler.draw_groups(inner_epoch, real)
         ids = np.full(len(positions), -1)
         # `checked_draw` draws ids at positions, and calls `_step_text` for an error message.
         ids[: len(real)] = checked_draw(self._inner_sampler, inner_epoch, real, self._step_text)

@@ -118,6 +118,16 @@ class BatchStream(Stream):
         """Return the number of ids in all earlier steps; 0 if the ranks divide every batch."""
         return 0
 
+    @property
+    def group_sampler(self) -> BatchStream | None:
+        """A copy that draws group numbers, such as classes, in place of ids; None without groups.
+
+        If sample 7 is of group 2, and sample 3 of group 0, its batch is 2 0 in place of 7 3: for a
+        loader that reads each group from a dataset of its own (tf.data's `choose_from_datasets`).
+        `num_records` of the copy is the number of groups.
+        """
+        return None
+
     def _check_world(self, world_size: int) -> None:
         """Raise ValueError for a world size that cannot divide the global batch."""
 

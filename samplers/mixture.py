@@ -18,7 +18,7 @@ from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import distinct_pairs, new_entries_first
 from twinfeed.samplers.drawing.interleave_schedule import InterleaveSchedule
 from twinfeed.samplers.drawing.random_words import derive, root_key
-from twinfeed.samplers.orders import GroupSampler, Sampler, check_sampler, checked_draw
+from twinfeed.samplers.orders import Sampler, check_sampler, checked_draw
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Bools, Int64s
@@ -171,11 +171,6 @@ class MixtureSampler(Sampler):
             offset = self._record_bounds[number]
             first[mask], stop[mask] = own_first + offset, own_stop + offset
         return first, stop
-
-    @property
-    def group_sampler(self) -> Sampler:
-        num_samplers = len(self._samplers)
-        return GroupSampler(self, num_samplers, lambda *at: self.group_of(self.draw(*at)))
 
     def group_of(self, ids: Int64s) -> Int64s:
         """Return the sampler of each sample id, by its number."""

@@ -163,6 +163,15 @@ class Sampler(Stream):
         check_independent_of_steps(self)
         return super().state_at(epoch, position)
 
+    @property
+    def num_groups(self) -> int | None:
+        """The number of groups that `draw_groups` returns; None without groups."""
+        return self.traits.num_groups
+
+    def draw_groups(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the class or data set of the sample at each position of an epoch, int64[n]."""
+        return self.group_of(self.draw(epoch, positions))
+
     def _fields(self) -> dict[str, Any]:
         return {
             "name": type(self).__name__,
@@ -217,22 +226,6 @@ def checked_draw(
         position = position_text(epoch, int(positions[index]))
         raise ValueError(f"{sampler!r} gave {problem}, at {position}: correct its draw")
     return ids.astype(np.int64, copy=False)
-
-
-class GroupSampler(Sampler):
-    """The group number of each position of a sampler, in place of the id."""
-
-    def __init__(
-        self, sampler: Sampler, num_groups: int, draw: Callable[[int, Int64s], Int64s], /
-    ) -> None:
-        self.num_records, self.parameters = num_groups, {}
-        self._length, self._draw = len(sampler), draw
-
-    def __len__(self) -> int:
-        return self._length
-
-    def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        return self._draw(epoch, positions)
 
 
 class RankSampler(Sampler):

@@ -341,11 +341,6 @@ class PKBatchSampler(BatchStream):
 
     @property
     def group_sampler(self) -> PKBatchSampler:
-        """A copy of this sampler that draws class indices in place of record ids.
-
-        If this sampler draws the records 7 3, of the classes 1 0, the copy draws 1 0: for a loader
-        with a data set for each class, which reads the next record of that data set.
-        """
         sampler = copy.copy(self)
         sampler.num_records, sampler._replacements = self.num_classes, None
         sampler._source = copy.copy(self._source)  # so that this sampler itself is not changed

@@ -14,7 +14,7 @@ from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.drawing.round_robin import MAX_SEGMENTS, RoundRobin, desynchronized_bounds
-from twinfeed.samplers.orders import GroupSampler, Sampler
+from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
 from twinfeed.samplers.validate import counted
@@ -166,14 +166,9 @@ class ShardShuffleSampler(Sampler):
         return sampler
 
     @property
-    def group_sampler(self) -> Sampler:
-        """A sampler that draws segment numbers in place of record ids.
-
-        The shuffled records are divided into segments, which are read side by side. A loader may
-        read each segment as a tf.data dataset of its own. Then each number says from which dataset
-        the next record comes: with two segments, the numbers are 0 1 0 1 and so on.
-        """
-        return GroupSampler(self, len(self._segment_starts), self._segments_at)
+    def num_groups(self) -> int:
+        """The number of segments: a loader may read each as a tf.data dataset of its own."""
+        return len(self._segment_starts)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the record id at each of these positions of an epoch. Both are int64[n].
@@ -236,7 +231,7 @@ class ShardShuffleSampler(Sampler):
         section, offset = np.divmod(index_in_batch, num_in_batch)  # [1, 1, 0, 1], [0, 1, 0, 0]
         return section, num_earlier + offset  # [1, 1, 0, 1], [2, 3, 4, 4]
 
-    def _segments_at(self, epoch: int, positions: Int64s) -> Int64s:
+    def draw_groups(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the number of the segment that is read at each position of an epoch, int64[n].
 
         The records are divided into sections, and a section into segments. A section is read in

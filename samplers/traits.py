@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -123,17 +122,6 @@ class Samples:
         if self.traits.num_groups is None:
             return np.ones(len(bad), bool)
         return np.equal(self.group_of(bad), self.group_of(good))
-
-    @property
-    def group_sampler(self) -> Any:
-        """A sampler of the groups of the samples, such as their classes; None without groups.
-
-        Here samples have no groups. A subclass whose samples have groups returns a copy of itself
-        that draws group numbers: 1 0, if it draws the records 7 3 of these groups. A loader with a
-        data set for each group then reads the next record of data set 1, and that of data set 0
-        (tf.data's `choose_from_datasets`). `num_records` of the copy is the number of groups.
-        """
-        return None
 
 
 def check_record_ids(samples: Samples, source: str) -> None:

@@ -15,6 +15,7 @@ from twinfeed.samplers import (
     BatchSampler,
     MixtureSampler,
     Sampler,
+    SamplerTraits,
     SequentialSampler,
     StateMismatchError,
     SubsetSampler,
@@ -123,3 +124,17 @@ def test_parameters_without_state_value_are_refused(own: Sampler, words: str) ->
     ):
         with pytest.raises(TypeError, match=words):
             make()
+
+
+def test_groups_are_those_of_the_ids_at_each_position() -> None:
+    own = Own(lambda at: at[::-1] % 6, 6)
+    own.traits = SamplerTraits(num_groups=3)
+    own.group_of = lambda ids: ids // 2  # type: ignore[method-assign]
+    batches = BatchSampler(own, batch_size=4)
+    groups = batches.group_sampler
+    assert groups is not None
+    assert groups.num_records == 3
+    for ids, of_ids in zip(batches.batches(1, 0, 2), groups.batches(1, 0, 2), strict=True):
+        assert of_ids.tolist() == (ids // 2).tolist()
+    assert BatchSampler(own, batch_size=4, last_batch="pad").group_sampler is None
+    assert BatchSampler(SequentialSampler(6), batch_size=4).group_sampler is None
