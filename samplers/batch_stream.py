@@ -12,11 +12,10 @@ import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.batch_table import batch_table
-from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.processes import check_not_batched, num_processes, warn_unsharded
 from twinfeed.samplers.state import flattened, json_value
-from twinfeed.samplers.stream import Pass, Stream
+from twinfeed.samplers.stream import Pass, Stream, growing_ranges, steps_per_draw
 from twinfeed.samplers.traits import check_record_ids
 from twinfeed.samplers.types import Int64s, UInt64s
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.chunks import MAX_IDS, growing_ranges
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.orders import Sampler
+from twinfeed.samplers.stream import MAX_IDS, growing_ranges
 from twinfeed.samplers.traits import check_record_ids
 from twinfeed.samplers.types import Array, Int64s
 

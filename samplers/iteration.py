@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.samplers.drawing.chunks import MAX_IDS
-from twinfeed.samplers.stream import Pass, Stream
+from twinfeed.samplers.stream import MAX_IDS, Pass, Stream
 from twinfeed.samplers.types import Int64s
 
 

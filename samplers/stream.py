@@ -6,7 +6,7 @@ import copy
 import sys
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, SupportsIndex, TypeVar
 
@@ -20,6 +20,9 @@ from twinfeed.samplers.state import (
 from twinfeed.samplers.traits import Samples
 
 _Stream = TypeVar("_Stream", bound="Stream")
+
+MAX_IDS = 1 << 15
+"""The most ids that are drawn in one call."""
 
 _NO_PASSES = (0, 0)  # (epoch, consecutive passes over it) before any pass was counted
 
@@ -432,3 +435,24 @@ def warn(message: str) -> None:
     while frame and str(frame.f_globals.get("__name__")).startswith("twinfeed."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def steps_per_draw(batch_size: int, /) -> int:
+    """Return how many steps are drawn in one call: as many as have `MAX_IDS` ids, at least one.
+
+    >>> steps_per_draw(256)
+    128
+    """
+    return max(1, MAX_IDS // max(1, batch_size))
+
+
+def growing_ranges(start: int, stop: int, max_size: int, /) -> Iterator[tuple[int, int]]:
+    """Yield ranges of steps that grow up to `max_size` steps, so that the first batch comes soon.
+
+    >>> list(growing_ranges(0, 10, 4))
+    [(0, 1), (1, 3), (3, 7), (7, 10)]
+    """
+    size = 1
+    while start < stop:
+        yield start, min(start + size, stop)
+        start, size = start + size, min(2 * size, max_size)

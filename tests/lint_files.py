@@ -55,7 +55,6 @@ COVERED = (
         "unit/samplers/test_drawing.py",
         "batch_shape fifo_cache int_arrays prefix_sums random_words weighted_order",
     ),
-    ("samplers/drawing", "laws/test_iteration.py", "chunks"),
     ("samplers/drawing", "unit/samplers/drawing/test_round_robin.py", "blocks"),
     ("samplers/drawing", "unit/samplers/test_label_lists.py", "deduplicate"),
     ("samplers/drawing", "unit/samplers/test_orders.py", "interleave_schedule"),

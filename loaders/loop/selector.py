@@ -14,7 +14,7 @@ from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream, validate
-from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
+from twinfeed.samplers.stream import growing_ranges, steps_per_draw
 
 SourceOf = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 """The number of the source of each sample id: a function of ids, int64[n], or an array by id."""

@@ -23,7 +23,7 @@ from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
 from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
 from twinfeed.loaders.tensorflow._layout import Layout
-from twinfeed.samplers.drawing.chunks import growing_ranges
+from twinfeed.samplers.stream import growing_ranges
 
 # One call from the graph into Python reads at most 16 batches (a power of two), of about 6 MiB.
 _MAX_BATCHES_PER_CALL, _MAX_CALL_BYTES = 16, 6 << 20

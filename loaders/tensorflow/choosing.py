@@ -18,7 +18,7 @@ from twinfeed.loaders.tensorflow._pipeline import dataset_of, unwrap, wrap
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.loaders.tensorflow.feed_datasets import SourceDatasets
 from twinfeed.samplers import BatchStream, validate
-from twinfeed.samplers.drawing.chunks import steps_per_draw
+from twinfeed.samplers.stream import steps_per_draw
 
 
 def choose(

@@ -23,7 +23,7 @@ from twinfeed.loaders.tensorflow._graph_source import PassState
 from twinfeed.loaders.tensorflow._iterators import destroy_iterators_in_thread
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.drawing.chunks import growing_ranges
+from twinfeed.samplers.stream import growing_ranges
 
 # One read of a dataset has its samples of up to 4 batches. All datasets together read at most
 # 1,024 samples (or one batch) ahead.

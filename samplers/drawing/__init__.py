@@ -5,6 +5,6 @@ blocks of shards, and round_robin.py reads segments of a sequence side by side. 
 draws subsets equally often, interleave.py mixes streams in proportion, interleave_schedule.py in
 proportions that change, and deduplicate.py replaces records that come twice in a batch.
 weighted_order.py draws by weight without replacement, prefix_sums.py with replacement.
-batch_shape.py has P and K of each step, chunks.py how much is drawn in one call, int_arrays.py
-small functions over integer arrays, and fifo_cache.py a cache for the tables of recent epochs.
+batch_shape.py has P and K of each step, int_arrays.py small functions over integer arrays, and
+fifo_cache.py a cache for the tables of recent epochs.
 """

@@ -16,7 +16,7 @@ from twinfeed.loaders.index.sizes import exceeds_memory
 from twinfeed.loaders.reading.prefetch.block_uses import BlockUses, prefetches_whole_blocks
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.samplers.drawing.chunks import steps_per_draw
+from twinfeed.samplers.stream import steps_per_draw
 
 Rows = npt.NDArray[Any]
 """Rows of an index: the offset, length, file and checksum of each."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
+from twinfeed.samplers.stream import growing_ranges, steps_per_draw
 
 STEPS = 32
 """The number of steps whose batches are drawn in one call: it costs hardly more than one step."""
