@@ -410,8 +410,13 @@ class Cursor:
         requested = self._requested_epoch
         if requested is not None and position == (requested + 1, 0) and not self.stream.evaluation:
             _warn_of_ended_epoch(requested, position[0])
-        self.seek(*position)
-        self._loaded, self._resuming, self._resumed_epoch = position, True, -1
+        self.epoch, self.step = position
+        self.resume_here()
+
+    def resume_here(self) -> None:
+        """Let the next pass start here, as after a loaded state; of an evaluation, too."""
+        self.seek(self.epoch, self.step)
+        self._loaded, self._resuming, self._resumed_epoch = (self.epoch, self.step), True, -1
         self._latest_pass = None
 
 

@@ -141,10 +141,10 @@ class Loader(Closing, Generic[B]):
         """Make the next pass start at the current step, also in an evaluation.
 
         Normally each pass of an evaluation starts at step 0. Only the first pass after
-        `load_state_dict` starts at the loaded step, so the run loads its own state here.
+        `load_state_dict` starts at the loaded step, so this is as if the state here were loaded.
         """
         if self.run.step:
-            self.run.load_state_dict(self.run.state_dict())
+            self.run.resume_here()
 
     def _reset_after_fork(self) -> None:
         """Drop the running pass in a forked child, without ending the parent's threads.
@@ -312,7 +312,6 @@ class Loader(Closing, Generic[B]):
         self._end_pass_and_tracking()
         self._check_state(state)
         self.run.load_state_dict(state)
-        self.run.note_loaded_state()
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatchError for a state of another sampler."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple, SupportsIndex
 
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.stream import Cursor
+from twinfeed.samplers.stream import Cursor, warn
 
 Order = Literal["unchecked"]
 """The user vouches that element n of a dataset is batch n of the loader: nothing checks it."""
@@ -113,8 +112,9 @@ class Run(Cursor):
         if not self.stream.evaluation:
             self._warn_of_repeat_or_skip(previous_epoch, step)
 
-    def note_loaded_state(self) -> None:
-        """Note that a state was loaded, for the warnings about repeated and skipped epochs."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the position to that of a state; see `Cursor.load_state_dict`."""
+        super().load_state_dict(state)
         self.position_was_set = True
         self.received_epochs.clear()
         self._loaded_position = self.epoch, self.step
@@ -152,7 +152,7 @@ class Run(Cursor):
             )
         if problem and not self._warned_of_repeat_or_skip:
             self._warned_of_repeat_or_skip = True
-            warnings.warn(problem, stacklevel=4)
+            warn(problem)
 
     def start_external(self) -> PassStart:
         """Return the epoch and step at which a framework's new iteration, a pass, must start.

@@ -104,7 +104,6 @@ def test_received_counts_batches_and_notes_epochs() -> None:
     state = run.state_dict()
     restored = new_run()
     restored.load_state_dict(state)
-    restored.note_loaded_state()
     assert (restored.epoch, restored.step, restored.received_epochs) == (2, 1, set())
     assert restored.start_pass() == (2, 1)
 
