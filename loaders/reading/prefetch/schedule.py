@@ -157,13 +157,16 @@ class Schedule:
         """
         sampler = self.sampler
         sampler.batches(epoch, start, start)  # raises IndexError for a wrong epoch or step
+        ids_are_records = sampler.traits.num_ids is None
         # Ranges of steps: first short, so that the first batch comes soon, then of STEPS steps.
         for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
             # `all_ids` has the ids of the batches end to end: batches of 2 and 1 ids are at the
             # slices [0, 2) and [2, 3).
             batches = self.batches(epoch, first_step, stop_step)
             all_ids = np.concatenate(batches)
-            records, views = sampler.records(all_ids), sampler.views(all_ids)
+            records, views = all_ids, np.zeros_like(all_ids)
+            if not ids_are_records:
+                records, views = sampler.records(all_ids), sampler.views(all_ids)
             ends = np.cumsum([len(ids) for ids in batches]).tolist()
             for step, batch in enumerate(map(slice, [0, *ends], ends), first_step):
                 ids = all_ids[batch].copy()  # the user may write to the ids of a batch
