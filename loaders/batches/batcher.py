@@ -179,13 +179,13 @@ class Batcher(Closing):
         shares = self.recipe.shares_arrays
         if shares and len(set(records.tolist())) < len(records):
             distinct, positions = np.unique(records, return_inverse=True)
-            samples = self.decoded(distinct)
-            return [samples[position] for position in positions.tolist()]
-        samples = self.stored(records)
+            of_distinct = self.decoded(distinct)
+            return [of_distinct[position] for position in positions.tolist()]
+        samples: Sequence[Fields] = self.stored(records)
         if decode := self.recipe.decode:
             inputs = "decode", decode, records, samples
             samples = self.meter.timed("decoding", self._call_each, *inputs)
-        return [*map(_with_read_only_arrays, samples)] if shares else samples
+        return [*map(_with_read_only_arrays, samples)] if shares else [*samples]
 
     def transformed(
         self, samples: Sequence[Fields], request: Request, rows: Mapping[str, Rows], /

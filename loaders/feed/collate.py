@@ -330,8 +330,11 @@ def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: 
     `values` is an array with a row for each sample, or a list with a value for each. `empty` is a
     function (shape, dtype) that allocates the array.
     """
-    is_array = isinstance(values, np.ndarray) and values.dtype == field.dtype
-    if is_array and _matches(values.shape[1:], field.shape):
+    if (
+        isinstance(values, np.ndarray)
+        and values.dtype == field.dtype
+        and _matches(values.shape[1:], field.shape)
+    ):
         # A writable array was allocated for this batch, and decode has written into it. An array
         # that was read from a source is read-only, and is copied.
         if values.flags.writeable:

@@ -27,7 +27,6 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     Release,
     Rows,
 )
-from twinfeed.loaders.support.checksum import WrongBytes, check_each
 from twinfeed.loaders.support.regular import open_regular, read_at
 from twinfeed.loaders.support.system import advise, is_uncached
 
@@ -51,12 +50,11 @@ class LocalFiles(PlannedFiles):
 
     Args:
         index: says which files there are.
-        checksums: whether bytes are compared with the checksums in the index.
         max_open_files: the limit of open shards, or None for the default.
     """
 
-    def __init__(self, index: Index, checksums: bool, max_open_files: int | None) -> None:
-        self.index, self.checksums = index, checksums
+    def __init__(self, index: Index, max_open_files: int | None) -> None:
+        self.index = index
         limit = max_open_files or default_limit()
         self.handles = Handles(partial(open_shard, index), limit)
         self._max_files_per_read = max(1, limit // 4)  # several threads may read at once
@@ -70,10 +68,11 @@ class LocalFiles(PlannedFiles):
         self.handles.close()
 
     def read(self, rows: Rows, /, *, coalesce: bool = True) -> list[bytes]:
-        """Return the bytes that each row of the index locates, checked by length and checksum.
+        """Return the bytes that each row of the index locates, fewer at the end of a file.
 
         A row says where a field of a record lies: (offset, length, file, checksum). With
-        `coalesce`, the bytes of small rows near each other are read by one call.
+        `coalesce`, the bytes of small rows near each other are read by one call. At most 2 GiB of a
+        row are read: see `read_again`.
         """
         if self.paths is not None:
             return self._read_loose(rows)
@@ -85,21 +84,26 @@ class LocalFiles(PlannedFiles):
         fds = [handles[file].fd for file in files]
         offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
         # `is_near` says for each row but the first whether it lies close behind the row before.
-        if coalesce and should_coalesce(is_near := is_near_previous(rows)):
-            out = []
-            for first, stop in _coalesced(offsets, lengths, is_near.tolist()):
-                start = offsets[first]
-                data = os.pread(fds[first], offsets[stop - 1] + lengths[stop - 1] - start, start)
-                out += [
-                    data[offset - start : offset - start + length]
-                    for offset, length in zip(offsets[first:stop], lengths[first:stop], strict=True)
-                ]
-        else:
-            out = list(map(os.pread, fds, lengths, offsets))
-        if list(map(len, out)) != lengths:  # pread returns at most 2 GiB, and less at end of file
-            out = list(map(read_at, fds, lengths, offsets))
-        check_each(out, lengths, rows["crc"].tolist() if self.checksums else None)
+        if not coalesce or not should_coalesce(is_near := is_near_previous(rows)):
+            return list(map(os.pread, fds, lengths, offsets))
+        out: list[bytes] = []
+        for first, stop in _coalesced(offsets, lengths, is_near.tolist()):
+            start = offsets[first]
+            data = os.pread(fds[first], offsets[stop - 1] + lengths[stop - 1] - start, start)
+            out += [
+                data[offset - start : offset - start + length]
+                for offset, length in zip(offsets[first:stop], lengths[first:stop], strict=True)
+            ]
         return out
+
+    def read_again(self, row: np.void, /) -> bytes:
+        """Return the bytes of one row, in as many calls as it takes: `pread` reads at most 2 GiB.
+
+        A row of a loose file has no offset: it is the whole file.
+        """
+        offset, length, file, _ = row.item()
+        handle = self._open_handle(file, length)  # a name, as the file is open while it exists
+        return read_at(handle.fd, length, offset)
 
     def _read_many_files(self, rows: Rows) -> list[bytes]:
         """Return the bytes of each row, where the rows lie in more files than may be open at once.
@@ -114,10 +118,7 @@ class LocalFiles(PlannedFiles):
         file_starts = np.flatnonzero(np.diff(rows["file"][order])) + 1
         split_points = file_starts[self._max_files_per_read - 1 :: self._max_files_per_read]
         for positions in np.split(order, split_points):
-            try:
-                data = self.read(rows[positions])
-            except WrongBytes as error:
-                raise WrongBytes(int(positions[error.row]), error.found) from None
+            data = self.read(rows[positions])
             for position, row_data in zip(positions.tolist(), data, strict=True):
                 out[position] = row_data
         return out
@@ -126,16 +127,9 @@ class LocalFiles(PlannedFiles):
         """Return the bytes of each row of the index, where each row is a whole loose file.
 
         A loose file has a field of one record, such as an image of a folder of images, unlike a
-        shard, which has many records. A row of the index is (offset, length, file, checksum); the
-        offset is not used here.
+        shard, which has many records.
         """
-        out: list[bytes] = []
-        lengths = rows["length"].tolist()
-        for file, length in zip(rows["file"].tolist(), lengths, strict=True):
-            handle = self._open_handle(file, length)
-            out.append(read_at(handle.fd, length, 0))
-        check_each(out, lengths, rows["crc"].tolist() if self.checksums else None)
-        return out
+        return list(map(self.read_again, rows))
 
     def _open_handle(self, file: int, length: int) -> Handle:
         """Return the handle of a shard, from the cache; or of a loose file, which is opened now.

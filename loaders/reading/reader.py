@@ -21,12 +21,12 @@ from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.local import LocalFiles, should_coalesce
 from twinfeed.loaders.reading.missing import fill_missing
-from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, rows_outside_shards
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, Rows, rows_outside_shards
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.remote import RemoteFiles
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids, Int64s
-from twinfeed.loaders.support.checksum import WrongBytes, crc32c
+from twinfeed.loaders.support.checksum import crc32c, wrong_items
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.display import call_repr
 from twinfeed.loaders.support.fork import PerProcess
@@ -71,7 +71,7 @@ class Reader(Closing):
         self._columns = frozenset(index.columns)
         # The open files or buffered ranges, and the plan of what to prefetch by the schedule (the
         # batches) that it is for. A forked child has its own, as the parent's locks may be locked.
-        self._files = PerProcess(partial(_files_of, index, checksums, max_open_files))
+        self._files = PerProcess(partial(_files_of, index, max_open_files))
         self._plans = PerProcess[dict[Schedule, ReadPlan]](dict)
         self._files()  # raises the errors of a store that cannot be opened
 
@@ -193,27 +193,18 @@ class Reader(Closing):
             present_rows = np.flatnonzero(~is_missing)
             rows = rows[present_rows]
         self._check_total_bytes(rows)
-        files = self._files()
+        files, data = self._files(), list[bytes]()
         try:
-            if isinstance(files, RemoteFiles):
-                data = files.fetch(rows)
-            else:
-                data = files.read(rows, coalesce=coalesce)
-        except (WrongBytes, OSError, OverflowError, MemoryError) as error:
-            # Find the row that caused the error: the first that is not within its shard, or the
-            # row with wrong bytes.
-            damaged = rows_outside_shards(self.index, rows).tolist()
-            if damaged:
-                row, found = damaged[0], None
-            elif isinstance(error, WrongBytes):
-                row, found = error.row, error.found
-            else:
+            data = files.read(rows, coalesce=coalesce)
+            row = self._wrong_row(files, rows, data)
+        except (OSError, OverflowError, MemoryError):
+            row = next(iter(rows_outside_shards(self.index, rows).tolist()), None)
+            if row is None:
                 raise
+        if row is not None:
             position = row if present_rows is None else int(present_rows[row])
             record, name = int(ids[position // len(names)]), names[position % len(names)]
-            if found is None:
-                raise self._damaged_row_error(record, name, rows[row]) from None
-            raise self._wrong_bytes_error(record, name, rows[row], found) from None
+            raise self._row_error(record, name, rows[row : row + 1], data[row] if data else b"")
         if present_rows is None:
             return data, None
         filled = [b""] * (len(ids) * len(names))
@@ -221,7 +212,7 @@ class Reader(Closing):
             filled[position] = row_data
         return filled, is_missing
 
-    def _check_total_bytes(self, rows: npt.NDArray[Any]) -> None:
+    def _check_total_bytes(self, rows: Rows) -> None:
         """Raise LoaderError if rows of the index have more bytes in total than a batch may have.
 
         An index that was tampered with could make the process allocate any amount of memory. So the
@@ -239,22 +230,38 @@ class Reader(Closing):
         advice = f"read fewer records at a time; if you read only a few, {REBUILD}"
         check_bytes("a batch", nbytes, limit, path=self.index.where, advice=advice)
 
-    def _damaged_row_error(self, record: int, name: str, row: np.void) -> IndexFormatError:
-        """Return the error for a row of the index whose byte range is not within its shard."""
-        shard, number = self.index.location(record)
-        return IndexFormatError(
-            f"damaged index: field {name!r} of record {record} ({shard}, number {number}) "
-            "does not lie within its shard",
-            path=self.index.where,
-            record=number,
-            found=f"{row['length']} bytes at offset {row['offset']}",
-        )
+    def _wrong_row(
+        self, files: RemoteFiles | LocalFiles, rows: Rows, data: list[bytes]
+    ) -> int | None:
+        """Return the first row whose bytes are wrong, or None: see `_row_error`.
 
-    def _wrong_bytes_error(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
-        """Return the error for a field whose bytes are too few, or have a wrong checksum.
-
-        `row` is the field's row in the index, and `found` are the bytes that were read.
+        Wrong bytes are read once more, as a disk cache may have them.
         """
+        lengths, crcs = rows["length"].tolist(), rows["crc"].tolist() if self.checksums else None
+        for row in wrong_items(data, lengths, crcs):
+            if len(rows_outside_shards(self.index, rows[row : row + 1])):
+                return row
+            data[row] = files.read_again(rows[row])
+            if wrong_items([data[row]], [lengths[row]], None if crcs is None else [crcs[row]]):
+                return row
+        return None
+
+    def _row_error(self, record: int, name: str, rows: Rows, found: bytes) -> LoaderError:
+        """Return the error for a field that does not lie within its shard, or has wrong bytes.
+
+        `rows` has the field's row in the index, and `found` are the bytes that were read: too few,
+        or with a wrong checksum.
+        """
+        row = rows[0]
+        if len(rows_outside_shards(self.index, rows)):
+            shard, number = self.index.location(record)
+            return IndexFormatError(
+                f"damaged index: field {name!r} of record {record} ({shard}, number {number}) "
+                "does not lie within its shard",
+                path=self.index.where,
+                record=number,
+                found=f"{row['length']} bytes at offset {row['offset']}",
+            )
         is_file = self.index.container == "files"
         details: dict[str, Any] = {
             "path": f"{self.index.root}/{self.index.files[int(row['file'])]}",
@@ -282,15 +289,11 @@ class Reader(Closing):
         )
 
 
-def _files_of(
-    index: Index, checksums: bool, max_open_files: int | None
-) -> RemoteFiles | LocalFiles:
+def _files_of(index: Index, max_open_files: int | None) -> RemoteFiles | LocalFiles:
     """Return the files of an index, none of which is open yet."""
     # malloc would return the memory of each batch to the system, and request it again.
     system.keep_freed_memory()
-    if index.remote:
-        return RemoteFiles(index, checksums)
-    return LocalFiles(index, checksums, max_open_files)
+    return RemoteFiles(index) if index.remote else LocalFiles(index, max_open_files)
 
 
 def plan_of_pass(

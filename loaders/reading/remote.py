@@ -8,7 +8,7 @@ import numpy as np
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import check_relative, stale_file_error
-from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
+from twinfeed.loaders.reading.prefetch.buffer import RangeBuffer
 from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
 from twinfeed.loaders.reading.prefetch.read_plan import FileRanges, Rows, gap_of
 from twinfeed.loaders.storage.download import describe_object
@@ -16,7 +16,6 @@ from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.store import ObjectInfo
 from twinfeed.loaders.storage.url import Location
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.support.checksum import WrongBytes, check_each
 
 _FILES = 1 << 14
 """The number of files whose path, size and ETag are cached."""
@@ -29,8 +28,8 @@ class RemoteFiles:
     range, they are compared for each range. Otherwise they are compared once for each file.
     """
 
-    def __init__(self, index: Index, checksums: bool) -> None:
-        self.index, self.checksums = index, checksums
+    def __init__(self, index: Index) -> None:
+        self.index = index
         assert isinstance(index.shards_root, Location)
         self.store = store_of(index.shards_root)
         cache = index.cache
@@ -42,19 +41,35 @@ class RemoteFiles:
         self._compared: set[int] = set()
         self._file = lru_cache(_FILES)(self._info_of)
 
-    def fetch(self, rows: Rows, /) -> list[bytes]:
-        """Return the bytes of each row of the index, checked.
+    def read(self, rows: Rows, /, *, coalesce: bool = True) -> list[bytes]:
+        """Return the bytes of each row of the index, fewer at the end of a file.
 
-        The buffer has the ranges that were prefetched; others are requested now. After an error,
-        the ranges of these rows are dropped from the buffer, so that they are requested again.
+        The buffer has the ranges that were prefetched; others are requested now, and rows near each
+        other by one request in any case. After an error, the ranges of these rows are dropped from
+        the buffer, so that they are requested again.
         """
         self._check_shards_unchanged(rows)
         ranges = self.buffer.request_rows(rows)  # the range that each row lies in
         try:
-            return self._slice(rows, ranges)
+            data = {buffered: buffered.data for buffered in dict.fromkeys(ranges)}  # waits for it
         except BaseException:
             self.buffer.drop(ranges)
             raise
+        return [
+            bytes(data[buffered][offset - buffered.start : offset - buffered.start + length])
+            for buffered, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
+        ]
+
+    def read_again(self, row: np.void, /) -> bytes:
+        """Return the bytes of one row from the store, since those of a buffer or cache are wrong.
+
+        Neither has them afterwards, so that a later read requests them again.
+        """
+        offset, length, file, _ = row.item()
+        self.buffer.drop_containing(file, offset, offset + length)
+        if self.cache is not None:
+            self.cache.forget(file, offset, offset + length)
+        return bytes(self._fetch(file, offset, offset + length))
 
     def are_cached(self, _: FileRanges, /) -> bool:
         """Return False: nothing remote is in the page cache."""
@@ -63,33 +78,6 @@ class RemoteFiles:
     def close(self) -> None:
         """Drop all ranges, and cancel the requests under way."""
         self.buffer.clear()
-
-    def _slice(self, rows: Rows, ranges: list[BufferedRange]) -> list[bytes]:
-        """Slice the bytes of each row out of its buffered range, and check them.
-
-        Wrong bytes, which a disk cache may have, are read once more from the store.
-
-        Raises:
-            WrongBytes: the bytes from the store are wrong too.
-        """
-        data = {buffered: buffered.data for buffered in dict.fromkeys(ranges)}  # waits for the data
-        out = [
-            bytes(data[buffered][offset - buffered.start : offset - buffered.start + length])
-            for buffered, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
-        ]
-        checksums = rows["crc"].tolist() if self.checksums else None
-        read_again: set[int] = set()
-        while True:
-            try:
-                check_each(out, rows["length"].tolist(), checksums)
-                return out
-            except WrongBytes as error:  # of the cache: those of the store may be right
-                if self.cache is None or error.row in read_again:
-                    raise
-                offset, length, file, _ = rows[error.row].tolist()
-                self.cache.forget(file, offset, offset + length)
-                out[error.row] = bytes(self._fetch(file, offset, offset + length))
-                read_again.add(error.row)
 
     def _info_of(self, number: int) -> tuple[str, ObjectInfo]:
         """Return the path of a file relative to the root, and its size and ETag in the index."""

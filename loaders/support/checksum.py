@@ -10,7 +10,6 @@ Measured with google-crc32c 1.9:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from itertools import repeat
 from typing import TypeVar
@@ -45,27 +44,16 @@ def crc32c_of_each(data: Iterable[bytes], /) -> list[int]:
     return list(map(_extend, repeat(0), data))
 
 
-class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of this library
-    """Bytes have another length or checksum than they should; `row` is their number in a batch."""
-
-    def __init__(self, row: int, found: bytes) -> None:
-        super().__init__(row, found)  # both arguments, so that the error can be pickled
-        self.row = row
-        self.found = found
-
-
-def check_each(data: list[bytes], lengths: list[int], checksums: list[int] | None, /) -> None:
-    """Compare the length of each item, and its CRC-32C unless `checksums` is None.
-
-    Raises:
-        WrongBytes: they differ; it has the first item with a wrong length, or else checksum.
-    """
-    expected, found = lengths, list(map(len, data))
-    if found == expected and checksums is not None:
-        expected, found = checksums, crc32c_of_each(data)
-    if found != expected:
-        row = [*map(operator.eq, found, expected)].index(False)
-        raise WrongBytes(row, data[row])
+def wrong_items(data: list[bytes], lengths: list[int], checksums: list[int] | None, /) -> list[int]:
+    """Return the positions of items with another length; or CRC-32C, unless `checksums` is None."""
+    has_lengths = list(map(len, data)) == lengths
+    if has_lengths and (checksums is None or crc32c_of_each(data) == checksums):
+        return []
+    return [
+        number
+        for number, (item, length) in enumerate(zip(data, lengths, strict=True))
+        if len(item) != length or (checksums is not None and crc32c(item) != checksums[number])
+    ]
 
 
 def masked_crc32c(data: Buffer, /) -> int:

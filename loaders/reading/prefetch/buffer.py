@@ -283,9 +283,15 @@ class RangeBuffer:
         return min(found, key=_REQUEST_ORDER, default=None)
 
     def drop(self, ranges: Iterable[BufferedRange], /) -> None:
-        """Drop ranges (whose bytes turned out to be wrong), so that they are requested again."""
+        """Drop ranges that could not be read, so that they are requested again."""
         with self._lock:
             for buffered in ranges:
+                self._drop(buffered)
+
+    def drop_containing(self, file: int, start: int, stop: int, /) -> None:
+        """Drop the ranges that contain the bytes [start, stop) of a file, which are wrong."""
+        with self._lock:
+            while (buffered := self._find(file, start, stop)) is not None:
                 self._drop(buffered)
 
     def _drop(self, buffered: BufferedRange) -> None:

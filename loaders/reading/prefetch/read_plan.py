@@ -73,20 +73,22 @@ class Release(NamedTuple):
 class PlannedFiles(Protocol):
     """The files of a reader, which fetch and release the ranges of a plan.
 
-    Files that keep no ranges do nothing in `start_plan` and `release_before`.
+    Files that keep no ranges inherit `start_plan` and `release_before`, which do nothing.
     """
 
     def start_plan(self, previous_end: int | None, /) -> None:
         """Begin a new plan; keep ranges of the plan before until step `previous_end`."""
+        return
+
+    def release_before(self, step: int, /) -> None:
+        """Release the ranges that only steps before `step` use."""
+        return
 
     def are_cached(self, ranges: FileRanges, /) -> bool:
         """Return whether the ranges are in the page cache already, as far as a few of them say."""
 
     def apply(self, event: Fetch | Release, /) -> None:
         """Fetch the ranges of a `Fetch`, without waiting, or note those of a `Release`."""
-
-    def release_before(self, step: int, /) -> None:
-        """Release the ranges that only steps before `step` use."""
 
 
 class ReadPlan:
