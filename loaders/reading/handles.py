@@ -7,7 +7,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -55,9 +54,11 @@ class Handles:
         """
         handles = {}
         for number in numbers:
-            handles[number] = self._open.get(number) or self._open_now(number)
-            with suppress(KeyError):  # evicted by another thread
+            try:
                 self._open.move_to_end(number)  # the most recently used file is the last one
+                handles[number] = self._open[number]
+            except KeyError:  # it is not open, or another thread has evicted it just now
+                handles[number] = self._open_now(number)
         return handles
 
     def _open_now(self, number: int) -> Handle:

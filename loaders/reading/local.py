@@ -81,7 +81,8 @@ class LocalFiles(PlannedFiles):
         if len(distinct_files) > self._max_files_per_read:
             return self._read_many_files(rows)
         handles = self.handles.get(distinct_files)
-        fds = [handles[file].fd for file in files]
+        fd_of = {file: handle.fd for file, handle in handles.items()}
+        fds = list(map(fd_of.__getitem__, files))
         offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
         # `is_near` says for each row but the first whether it lies close behind the row before.
         if not coalesce or not should_coalesce(is_near := is_near_previous(rows)):
