@@ -97,7 +97,6 @@ COVERED = (
         "unit/loaders/packing/test_pack.py",
         "inputs sample_check shard_writer split",
     ),
-    ("loaders/reading", "unit/loaders/reading/test_reader.py", "missing"),
     (
         "loaders/reading/prefetch",
         "unit/loaders/reading/test_prefetch.py",

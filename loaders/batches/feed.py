@@ -27,10 +27,10 @@ from twinfeed.loaders.feed.arguments import (
     check_unreserved,
 )
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
-from twinfeed.loaders.feed.missing_values import MissingValues, check_missing
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.by_key import ByKey, joined
 from twinfeed.loaders.reading.dataset_source import as_source
+from twinfeed.loaders.reading.missing import MissingValues, check_missing
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.side_table import check_table
 from twinfeed.loaders.reading.source import Source

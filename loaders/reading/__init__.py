@@ -4,7 +4,7 @@
   lies at a URL.
 - prefetch/ fetches ranges before they are needed.
 - source.py has the sources of records for a feed, and checks what a source of one's own returns.
-- missing.py fills in values for fields that a record lacks.
+- missing.py checks the values for fields that records lack, and fills them in.
 - dataset_source.py makes a source of any dataset that gives its records by number.
 - by_key.py joins a table by the key of each record.
 - side_table.py has the tables that are joined by sample id, or by record.

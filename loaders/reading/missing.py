@@ -1,11 +1,15 @@
-"""Fill in the values that the user gives for fields that a record lacks, which a reader marks."""
+"""Missing values: the fields that a record lacks, and the values that a user gives for them.
+
+A reader returns None for a field that a record lacks. `check_missing` checks the user's values, and
+`fill_missing` puts them in place of None.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +17,12 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.samplers import validate
+
+MissingValues = Literal["error", "late"] | Mapping[str, Any]
+
+_NUMBERS = {"float_list": np.float32, "int64_list": np.int64}
+_EXPECTED = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}
 
 is_none = partial(operator.is_, None)
 """Whether a value is None: a test without a frame of Python."""
@@ -37,12 +47,14 @@ def fill_missing(
             numbers where `missing` has one.
     """
     filled = dict(values)
+    stored = source.fields if isinstance(source, Index) else {}
     for name, column in values.items():
         default = missing.get(name)
-        if isinstance(source, Index) and isinstance(default, (int, float, np.number)):
+        if name in stored and isinstance(default, (int, float, np.number)):
             column = filled[name] = _single_numbers(source, ids, name, column)
         is_array = isinstance(column, np.ndarray) and column.dtype != object
-        if is_array or not any(map(is_none, column)):
+        is_complete = name in stored and not stored[name].missing
+        if is_complete or is_array or not any(map(is_none, column)):
             continue
         if default is None:
             default = _empty_value(source, name)
@@ -82,3 +94,89 @@ def _single_numbers(index: Index, ids: Int64s, name: str, arrays: Sequence[Any])
                 advice=f"give a list, missing={{{name!r}: [-1]}}",
             )
     return [None if array is None else array[0] for array in arrays]
+
+
+def check_missing(index: Any, fields: Sequence[str], missing: MissingValues, /) -> dict[str, Any]:
+    """Check the `missing` argument of a feed; return the value that it gives for each field.
+
+    `missing` is "error", "late", or a dict of values by field: a field's value is used for the
+    records that lack the field. The result has the form in which the reader returns the field, such
+    as b"x" for the str "x". It has only fields that are read (`fields`), and is empty for "error"
+    and "late".
+
+    Raises:
+        ValueError: some records lack a field that is read and has no value, unless `missing` is
+            "late": then an error is raised when such a record is read; or the dict has a field
+            that the source does not have.
+        TypeError: a value is of another type than the field.
+    """
+    stored: dict[str, Any] = {}
+    if isinstance(missing, Mapping):
+        unknown = missing.keys() - {*index.fields, *index.columns}
+        if unknown:
+            found, expected = sorted(unknown), list(index.fields)
+            raise ValueError(f"missing has the fields {found}, but the index has {expected}")
+        for name in missing.keys() - index.columns.keys():  # no record lacks a column
+            stored[name] = _stored_value(index, name, missing[name])
+    elif validate.choice("missing, if not a dict,", missing, ("error", "late")) == "late":
+        return stored
+    values = {name: stored[name] for name in fields if name in stored}
+    _check_no_missing(index, fields, values)
+    return values
+
+
+def _check_no_missing(index: Any, fields: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Raise ValueError, with three ways out, if records lack a field that has no value."""
+    stored = set(fields).intersection(index.fields).difference(index.columns)
+    counts = _missing_counts(index)  # how many records lack each field
+    incomplete = [name for name in sorted(stored.difference(values)) if counts.get(name)]
+    if incomplete:
+        names = ", ".join(f"{name!r} ({counts[name]:,} of {len(index):,})" for name in incomplete)
+        complete = [name for name in fields if name not in incomplete]
+        kinds = {
+            name: index.fields[name].kind if isinstance(index, Index) else "" for name in counts
+        }
+        empty = {"bytes": "b''", "": "…"}  # Python code for an empty value of each kind
+        example = ", ".join(f"{name!r}: {empty.get(kinds[name], '[]')}" for name in incomplete)
+        # A record of an index lacks the field. A record of a table has the field, with a null.
+        problem = "lack" if isinstance(index, Index) else "have a null, or a null in a list, in"
+        raise ValueError(
+            f"records {problem} the field {names}: read only fields={complete}; or give a value, "
+            f"missing={{{example}}}; or, if the sampler draws no such record, missing='late'"
+        )
+
+
+def _missing_counts(index: Any) -> Mapping[str, int]:
+    """Return, for each field, the number of records that are known to lack it."""
+    if not isinstance(index, Index):  # a `DatasetSource` knows it
+        return getattr(index, "num_missing", {})
+    # With missing="empty", the index gives an empty value for a field that a record lacks.
+    is_empty = index.options.missing == "empty"
+    return {name: 0 if is_empty else field.missing for name, field in index.fields.items()}
+
+
+def _stored_value(index: Any, name: str, value: Any) -> Any:
+    """Convert the user's value for a missing field to the type in which the reader returns values.
+
+    Of an index, the str "x" becomes b"x", and a list of numbers becomes an array. A `DatasetSource`
+    converts its values itself, and those of any other source stay as they are.
+
+    Raises:
+        TypeError: the value is of another kind than the field.
+    """
+    if value is None:
+        raise TypeError(f"missing must have a value for the field {name!r}, got None")
+    if not isinstance(index, Index):
+        return index.as_stored(name, value) if hasattr(index, "as_stored") else value
+    kind = index.fields[name].kind if name in index.fields else "bytes"
+    if kind in _NUMBERS:
+        array = np.asarray(value)
+        castable = np.can_cast(array.dtype, _NUMBERS[kind], "same_kind")
+        if array.ndim <= 1 and (castable or not array.size):
+            return array.astype(_NUMBERS[kind])[()]  # a number of no dimension stays a number
+    elif kind == "bytes" and isinstance(value, (bytes, str)):
+        return value.encode() if isinstance(value, str) else value
+    elif kind == "bytes_list" and isinstance(value, (list, tuple)):
+        return list(value)
+    expected = _EXPECTED.get(kind, "a number or a list of numbers")
+    raise TypeError(f"missing must have {expected} for the field {name!r}, got {value!r}")
