@@ -133,13 +133,12 @@ def _check_no_missing(index: Any, fields: Sequence[str], values: Mapping[str, An
     if incomplete:
         names = ", ".join(f"{name!r} ({counts[name]:,} of {len(index):,})" for name in incomplete)
         complete = [name for name in fields if name not in incomplete]
-        kinds = {
-            name: index.fields[name].kind if isinstance(index, Index) else "" for name in counts
-        }
-        empty = {"bytes": "b''", "": "…"}  # Python code for an empty value of each kind
-        example = ", ".join(f"{name!r}: {empty.get(kinds[name], '[]')}" for name in incomplete)
         # A record of an index lacks the field. A record of a table has the field, with a null.
-        problem = "lack" if isinstance(index, Index) else "have a null, or a null in a list, in"
+        problem, empty = "have a null, or a null in a list, in", dict.fromkeys(incomplete, "…")
+        if isinstance(index, Index):
+            problem, kinds = "lack", {name: index.fields[name].kind for name in incomplete}
+            empty = {name: "b''" if kind == "bytes" else "[]" for name, kind in kinds.items()}
+        example = ", ".join(f"{name!r}: {value}" for name, value in empty.items())
         raise ValueError(
             f"records {problem} the field {names}: read only fields={complete}; or give a value, "
             f"missing={{{example}}}; or, if the sampler draws no such record, missing='late'"
