@@ -202,7 +202,7 @@ def _check_batch(batcher: Any, request: Any) -> None:
     """Raise AssertionError if a sample of a batch, or the batch, is another when made again."""
     from twinfeed.loaders.batches.repeatability import array_copy, bitwise_equal
 
-    real = request.where(request.ids >= 0)
+    real = request.without_padding()
     index = batcher.recipe.index
     # A copy, as other calls may write to a buffer again.
     together = array_copy(batcher.field_values(real, batcher.table_rows(real), cached=False))

@@ -62,6 +62,7 @@ COVERED = (
     ("loaders", "backends/grain/test_grain.py", "grain"),
     ("loaders", "backends/webdataset/test_webdataset.py", "webdataset"),
     ("loaders/batches", "unit/loaders/loop/test_feed_loader.py", "concurrency"),
+    ("loaders/batches", "unit/loaders/batches/test_batcher.py", "padding"),
     (
         "loaders/building",
         "unit/loaders/building/test_build.py",

@@ -123,7 +123,7 @@ class DecodedCache:
         if num_pending >= self._min_pending:
             return num_pending
         for request in islice(self._coming_requests, _MAX_SEARCHED):
-            real = request.where(request.ids >= 0)  # without padding
+            real = request.without_padding()
             new = [record for record in real.records.tolist() if record not in self._future_records]
             # Change the predicted cache as `get` will change the cache at this request.
             self._future_records.update(new)

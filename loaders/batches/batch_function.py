@@ -6,15 +6,14 @@ of a framework need it before the function is called.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.batches.repeatability import call_repeatedly
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.feed.arguments import Batch, BatchTransform
 from twinfeed.loaders.feed.collate import (
@@ -32,72 +31,55 @@ from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive
 from twinfeed.samplers.validate import a_type
 
-Make = Callable[[Request], Batch]
-
 _ADVISE_CORRECTING = "correct the function: try it on feed[epoch, step] of a feed without it"
 
 
+@dataclass(frozen=True, eq=False)
 class BatchFunction:
     """The `batch_transform` of a feed, whose results must fit the spec of its first result.
+
+    Attributes:
+        function: the `batch_transform`.
+        key: `sampler.batch_key`, from which its seeds are derived.
+        declared: the `batch_spec` argument of the feed.
+        spec: the spec of each field of a result; empty before the function is tried.
+        how: whether the rows of a field are a list or an array.
 
     Raises:
         DecodeError: the function failed, or returned other fields, dtypes, shapes or another number
             of rows.
-        ValueError: repeated calls on the first batch return different results.
     """
 
-    def __init__(
-        self,
-        function: BatchTransform,
-        key: int,
-        declared: Mapping[str, FieldSpec],
-        padded_fields: Container[str],
-        make: Make,
-        /,
-        *requests: Request,
-    ) -> None:
-        """Call the function on the batches of two requests, which `make` makes.
+    function: BatchTransform
+    key: int
+    declared: Mapping[str, FieldSpec]
+    spec: Mapping[str, FieldSpec] = field(default_factory=dict)
+    how: Mapping[str, Mode] = field(default_factory=dict)
 
-        Args:
-            function: the `batch_transform`.
-            key: `sampler.batch_key`, from which its seeds are derived.
-            declared: the `batch_spec` argument of the feed.
-            padded_fields: fields that are padded to the longest sample of each batch.
-            make: returns the batch of a request, on which the function is called.
-            requests: the result for the first defines the spec of all batches; the second is for
-                other records.
+    def with_spec(
+        self, values: Mapping[str, Sequence[Any]], padded_fields: Set[str], /
+    ) -> tuple[BatchFunction, Mapping[str, Any]]:
+        """Return the function with the spec of a result, and a row of each field of the result.
+
+        `padded_fields` are fields that are padded to the longest sample of each batch.
         """
-        first, second = requests
-        self._function, self._seed, self._declared = function, partial(derive, key), declared
-        first_batch = make(first)
-
-        def call(request: Request) -> dict[str, Any]:
-            """Make the batch of a request, and call the user's function on it."""
-            batch = copy.deepcopy(first_batch) if request is first else make(request)
-            batch.pop("mask", None)
-            return self._call(batch, request)
-
-        values = call_repeatedly(
-            "batch_transform", call, first, second, times=3, input_name="one batch"
-        )
         # A list holds strings, or arrays of different lengths.
-        self.how: dict[str, Mode] = {
+        how: dict[str, Mode] = {
             name: "ragged" if isinstance(rows, list) else "stack" for name, rows in values.items()
         }
         # The first row with values shows the dtype best: an empty list has none.
-        row_of_each = {name: next(filter(np.size, rows), rows[0]) for name, rows in values.items()}
-        self.first_row: Mapping[str, Any] = row_of_each
-        self.spec = {
-            name: _any_length(field) if name in padded_fields else field
-            for name, field in spec_of(row_of_each, self.how).items()
-        } | dict(declared)
+        first_row = {name: next(filter(np.size, rows), rows[0]) for name, rows in values.items()}
+        spec = spec_of(first_row, how)
+        for name in spec.keys() & padded_fields:
+            spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
+        return replace(self, spec={**spec, **self.declared}, how=how), first_row
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
         """Return the batch that the user's function makes of `batch`, the rows of `request`.
 
         The function is not called for a batch without rows.
         """
-        values = self._call(batch, request) if len(request.ids) else dict.fromkeys(self.spec, ())
+        values = self.call(batch, request) if len(request.ids) else dict.fromkeys(self.spec, ())
         with _errors_with_step(request, partial(self._batch_spec_advice, values)):
             return {"id": request.ids, **collate(values, self.spec, how=self.how)}
 
@@ -112,7 +94,7 @@ class BatchFunction:
             values: the rows of each field of this batch, which does not fit.
         """
         # The `batch_spec` to advise: what the user has declared, with None for sizes that differ.
-        advised = dict(self._declared)
+        advised = dict(self.declared)
         try:
             for name, field in self.spec.items():
                 shape = np.shape(values[name][0])
@@ -121,7 +103,7 @@ class BatchFunction:
                     common_shape = tuple(size if size == first else None for size, first in sizes)
                     advised[name] = FieldSpec(common_shape, field.dtype)
             # Raises CollateError if the batch does not fit this spec either.
-            collate(values, self.spec | advised, how=self.how)
+            collate(values, {**self.spec, **advised}, how=self.how)
         except (KeyError, CollateError):
             return "make each batch like the first, or give the dtypes and shapes as batch_spec="
         shown = {  # as the user writes it: (shape, name of the dtype), or None for byte strings
@@ -129,7 +111,7 @@ class BatchFunction:
         }
         return f"give the feed batch_spec={shown}, or make each batch like the first"
 
-    def _call(self, batch: Batch, request: Request) -> dict[str, Any]:
+    def call(self, batch: Batch, request: Request, /) -> dict[str, Any]:
         """Call the user's function on a batch, and return a dict of the fields that it returned.
 
         Each field has a row for each sample. The "id" of the batch is removed from the result.
@@ -139,17 +121,13 @@ class BatchFunction:
         """
         ids = read_only(batch["id"])
         with _errors_with_step(request):
-            result = self._function({**batch, "id": ids}, self._seed(request.epoch, request.step))
+            seed = derive(self.key, request.epoch, request.step)
+            result = self.function({**batch, "id": ids}, seed)
             if not isinstance(result, Mapping):
                 raise TypeError(f"it must return a dict of fields, got {a_type(result)}")
             if not np.array_equal(result.get("id", ids), ids):
                 raise ValueError("it changed 'id': give the new value another name")
             return {name: _rows(name, result[name], len(ids)) for name in result if name != "id"}
-
-
-def _any_length(field: FieldSpec) -> FieldSpec:
-    """Return the spec of a field with as many axes, each of any length."""
-    return field._replace(shape=(None,) * len(field.shape))
 
 
 @contextmanager

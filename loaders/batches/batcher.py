@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.batches._decoded_cache import DecodedCache, Fields
 from twinfeed.loaders.batches.meter import Meter
+from twinfeed.loaders.batches.padding import with_padding
 from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.arguments import (
@@ -26,11 +27,8 @@ from twinfeed.loaders.feed.arguments import (
 from twinfeed.loaders.feed.collate import (
     Allocate,
     CollateError,
-    Pad,
-    Ragged,
     aligned,
     collate,
-    collation_of,
     dtype_of,
     smallest_shape,
 )
@@ -53,9 +51,6 @@ Values = Mapping[str, Sequence[Any]]
 
 Rows = Array | list[str]
 """The rows of a column or a side table, one for each sample."""
-
-Mask = npt.NDArray[np.bool_]
-"""bool[batch], False for padding."""
 
 IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
@@ -95,8 +90,7 @@ class Batcher(Closing):
             LoaderError: a record could not be read, or decoded (DecodeError).
         """
         recipe = self.recipe
-        mask = request.ids >= 0 if recipe.padded else None  # False for padding
-        real = request if mask is None else request.where(mask)  # without padding
+        real = request.without_padding() if recipe.padded else request
         try:
             step: AbstractContextManager[object] = nullcontext()
             if self._read_plan is not None:
@@ -111,8 +105,8 @@ class Batcher(Closing):
         batch = self.meter.timed("collating", self._collate, real, rows, values)
         if recipe.batch_function is not None:
             batch = self.meter.timed("transforming", recipe.batch_function, batch, real)
-        if mask is not None:
-            batch = {**self._pad(batch, mask), "id": request.ids, "mask": mask}
+        if recipe.padded:
+            batch = with_padding(batch, request.ids, recipe, self._empty)
         # A request may have the ids of several steps, which tf.data cuts into batches later. So the
         # number of ids is divided by the batch size, rounded up.
         self.meter.batch_done(request.step, max(1, -(-len(request.ids) // recipe.batch_size)))
@@ -315,31 +309,6 @@ class Batcher(Closing):
             where = recipe.index.describe(request.records[error.position])
             raise DecodeError(f"{where}: {error}") from error
         return {"id": request.ids, **rows, **fields}
-
-    def _pad(self, batch: Batch, mask: Mask) -> Batch:
-        """Insert a row into each field of a batch where `mask` is False.
-
-        Numbers are 0, or the value of the field's `Pad`. Bytes are those of the stream's first
-        sample, so that a parser of the user can read them. Other strings are "", and rows of ragged
-        fields have no values.
-        """
-        if mask.all():
-            return batch
-        return {name: self._padded(name, rows, mask) for name, rows in batch.items()}
-
-    def _padded(self, name: str, rows: Any, mask: Mask) -> Any:
-        """Return the rows of a field with a row of padding where `mask` is False: see `_pad`."""
-        spec, how = self.recipe.shapes
-        if isinstance(rows, Ragged):
-            return rows._replace(lengths=self._padded("", rows.lengths, mask))
-        if isinstance(rows, list):
-            strings, padding = iter(rows), self.recipe.example_bytes.get(name, "")
-            return [next(strings) if is_real else padding for is_real in mask]
-        pad = collation_of(how, name) if name in spec and spec[name].shape else None
-        padded = self._empty((len(mask), *rows.shape[1:]), rows.dtype)
-        padded[~mask] = pad.value if isinstance(pad, Pad) else 0
-        padded[mask] = rows
-        return padded
 
     def samples_of_records(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
         """Return the samples of records that the user has chosen, as `dataset[3]` does.

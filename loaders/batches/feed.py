@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.probing import example_bytes, probe_requests, probed
+from twinfeed.loaders.batches.probing import probed, with_batch_function
 from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.feed.arguments import (
     Batch,
@@ -20,13 +19,12 @@ from twinfeed.loaders.feed.arguments import (
     check_fields,
     check_fit,
     check_function,
-    check_names,
     check_side_table,
     check_spec,
     check_stored_fields,
     check_unreserved,
 )
-from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
+from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.by_key import ByKey, joined
 from twinfeed.loaders.reading.dataset_source import as_source
@@ -176,10 +174,9 @@ class Feed:
             raise ValueError(
                 "batch_spec describes the result of batch_transform: give spec= instead"
             )
-        columns, side, reserved = self.index.columns, self._side, self._draft.reserved
-        advice = "build the index with fields= that leave it out"
-        check_names("column", columns, reserved, advice)
-        check_names("side table", side, reserved, "give it another name")
+        columns, side, check_names = self.index.columns, self._side, self._draft.check_names
+        check_names("column", columns, "build the index with fields= that leave it out")
+        check_names("side table", side, "give it another name")
         use, advice = "the name of a column of the index", "give the table another name in side="
         check_unreserved("side table", side, columns, use, advice)
         for name, rows in side.items():
@@ -188,7 +185,7 @@ class Feed:
             check_stored_fields(self.index, self.fields, self._collate, self._declared_spec)
         if self.decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
-            check_names("field", self.fields, reserved, advice, side=side)
+            check_names("field", self.fields, advice, side=side)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
@@ -257,24 +254,10 @@ class Feed:
 
     @property
     def _draft(self) -> Recipe:
-        """The recipe of the feed before anything is tried: without specs and batch function."""
-        sampler, traits = self.sampler, self.sampler.traits
-        has_views = sampler.num_ids != sampler.num_records
-        keeps_images = traits.max_cached is not None
-        return Recipe(
-            self.index,
-            self.fields,
-            self.decode,
-            self.transform,
-            self._collate,
-            self._side,
-            self._missing,
-            padded=traits.padded,
-            shares_arrays=keeps_images or has_views or traits.repeats,
-            uses=traits.uses if keeps_images else None,
-            batch_size=max(1, sampler.batch_size),
-            steps_per_epoch=max(1, len(sampler)),
-        )
+        """The recipe of the feed before anything is tried: see `Recipe.draft`."""
+        names = ("index", "fields", "decode", "transform", "_collate", "_side", "_missing")
+        arguments = {name.lstrip("_"): getattr(self, name) for name in names}
+        return Recipe.draft(self.sampler, **arguments)
 
     def __repr__(self) -> str:
         functions = "".join(f", {name}={text}" for name, text in self._function_names.items())
@@ -333,26 +316,12 @@ def recipe_of(feed: Feed, /) -> Recipe:
         LoaderError: a record could not be read, or decoded (DecodeError).
     """
     if feed not in _RECIPES:
-        _RECIPES[feed] = _recipe_of(feed, feed._draft)
+        recipe = probed(feed._draft, feed._declared_spec, feed.sampler)
+        if feed.batch_transform is not None:
+            arguments = feed.batch_transform, feed.sampler.batch_key, feed._declared_batch_spec
+            recipe = with_batch_function(recipe, BatchFunction(*arguments), feed.sampler)
+        _RECIPES[feed] = recipe
     return _RECIPES[feed]
-
-
-def _recipe_of(feed: Feed, draft: Recipe) -> Recipe:
-    """Return the draft of a feed's recipe with the specs and the checked batch function."""
-    recipe = probed(draft, feed._declared_spec, feed.sampler)
-    if feed.batch_transform is None:
-        return recipe
-    # Both batches are as large as a rank's batch, as the function will see them. But they are made
-    # of the same samples on every rank, so that all ranks find the same spec.
-    requests = probe_requests(draft.index, feed.sampler, feed.sampler.batch_size)
-    padded = {name for name in recipe.spec if mode_of(recipe.collate, name) == "pad"}
-    arguments = feed.sampler.batch_key, feed._declared_batch_spec, padded
-    with Batcher(recipe) as batcher:
-        function = BatchFunction(feed.batch_transform, *arguments, batcher, *requests)
-    advice = "give it another name in batch_transform"
-    check_names("field", function.spec, recipe.reserved, advice)
-    examples = example_bytes(recipe, function.spec, function.first_row)
-    return replace(recipe, batch_function=function, example_bytes=examples)
 
 
 def index_of(feed: object, caller: str, /) -> Index:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.batches._decoded_cache import Fields
+from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.batches.batcher import (
     Batcher,
     call_for_record,
@@ -25,7 +27,7 @@ from twinfeed.loaders.batches.repeatability import (
     call_repeatedly,
 )
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.arguments import check_collated, check_names, check_unreserved
+from twinfeed.loaders.feed.arguments import check_collated, check_unreserved
 from twinfeed.loaders.feed.collate import (
     CollateError,
     FieldSpec,
@@ -77,7 +79,7 @@ def probe_requests(
     first = Request.plain(np.zeros(1, np.int64))  # record 0
     for step in range(min(len(sampler), _MAX_STEPS)):
         request = Request.of(sampler, 0, step)
-        real = request.where(request.ids >= 0)  # without padding
+        real = request.without_padding()
         positions = np.arange(len(real.ids))
         if step == 0:
             first = real.where(positions < size)
@@ -114,6 +116,35 @@ def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchS
             with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
                 sample = _probe(draft, *probe_requests(draft.index, sampler))
     return replace(draft, spec=spec, example_bytes=example_bytes(draft, spec, sample))
+
+
+def with_batch_function(recipe: Recipe, function: BatchFunction, sampler: BatchStream, /) -> Recipe:
+    """Return the recipe with the function of a batch, after checking that it is repeatable.
+
+    Raises:
+        ValueError: repeated calls on one batch return different results.
+        DecodeError: the function failed.
+    """
+    # Both batches are as large as a rank's batch, as the function will see them. But they are made
+    # of the same samples on every rank, so that all ranks find the same spec.
+    first, second = probe_requests(recipe.index, sampler, sampler.batch_size)
+    with Batcher(recipe) as batcher:
+        first_batch = batcher(first)
+
+        def call(request: Request) -> Fields:
+            """Make the batch of a request, and call the user's function on it."""
+            batch = copy.deepcopy(first_batch) if request is first else batcher(request)
+            batch.pop("mask", None)
+            return function.call(batch, request)
+
+        values = call_repeatedly(
+            "batch_transform", call, first, second, times=3, input_name="one batch"
+        )
+    padded_fields = {name for name in recipe.spec if mode_of(recipe.collate, name) == "pad"}
+    function, row = function.with_spec(values, padded_fields)
+    recipe.check_names("field", function.spec, "give it another name in batch_transform")
+    examples = example_bytes(recipe, function.spec, row)
+    return replace(recipe, batch_function=function, example_bytes=examples)
 
 
 def example_bytes(
@@ -225,7 +256,7 @@ def _probe_transform(batcher: Batcher, first: Request, second: Request, decoded:
     index, shares = recipe.index, recipe.shares_arrays
     # Names that the transform gets from elsewhere must not be fields.
     advice = "give it another name in decode"
-    check_names("field", decoded, recipe.reserved, advice, side=recipe.side)
+    recipe.check_names("field", decoded, advice, side=recipe.side)
     before = array_copy(decoded)
 
     def transform(request: Request) -> Fields:
@@ -290,7 +321,7 @@ def _check_spec(draft: Recipe, spec: Mapping[str, Any]) -> None:
     # replace the rows of a side table, by a field with the name of the table.
     side_names = draft.side if draft.transform is None else ()
     advice = f"give it another name in {draft.last_function}"
-    check_names("field", spec, draft.reserved, advice, side=side_names)
+    draft.check_names("field", spec, advice, side=side_names)
     check_collated(draft.index, draft.collate, spec)
     names_by_kind = {"field": spec, "column": draft.index.columns, "side table": draft.side}
     for name, field in spec.items():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from twinfeed.loaders.batches.batch_function import BatchFunction
-from twinfeed.loaders.feed.arguments import Decode, reserved_names
+from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Decode, check_unreserved
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Array
+from twinfeed.samplers import BatchStream
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +21,7 @@ class Recipe:
 
     A recipe is made once of a feed, by `recipe_of`, which checks the functions. It pickles, for a
     worker process, without the sampler: it has only what a batch needs of it. A `Batcher` follows
-    a recipe, with a reader.
+    it, with a reader.
 
     Attributes:
         padded: whether batches may have padding.
@@ -49,6 +50,21 @@ class Recipe:
     batch_function: BatchFunction | None = None
     example_bytes: Mapping[str, bytes] = field(default_factory=dict)
 
+    @classmethod
+    def draft(cls, sampler: BatchStream, /, **arguments: Any) -> Recipe:
+        """Return the recipe of a feed's arguments before anything is tried: it has no specs."""
+        traits = sampler.traits
+        has_views = sampler.num_ids != sampler.num_records
+        keeps_images = traits.max_cached is not None
+        return cls(
+            **arguments,
+            padded=traits.padded,
+            shares_arrays=keeps_images or has_views or traits.repeats,
+            uses=traits.uses if keeps_images else None,
+            batch_size=max(1, sampler.batch_size),
+            steps_per_epoch=max(1, len(sampler)),
+        )
+
     @cached_property
     def columns(self) -> Mapping[str, Array]:
         """The columns of the source, each compared with its checksum once."""
@@ -64,10 +80,20 @@ class Recipe:
         last = self.batch_function
         return (self.spec, self.collate) if last is None else (last.spec, last.how)
 
-    @property
-    def reserved(self) -> set[str]:
-        """The names that the loader gives to values of its own."""
-        return reserved_names(transform=self.transform is not None, padded=self.padded)
+    def check_names(
+        self, kind: str, names: Iterable[str], advice: str, /, *, side: Iterable[str] = ()
+    ) -> None:
+        """Raise ValueError if a name is that of a side table, or one that the loader itself gives.
+
+        A batch has "id", and "mask" if it may be padded. The sample of a transform has all of the
+        `TRANSFORM_EXTRAS`, of which "id" is one.
+        """
+        owner = "batch" if self.transform is None else "sample"
+        own = {"id"} if self.transform is None else {*TRANSFORM_EXTRAS}
+        own |= {"mask"} if self.padded else set()
+        check_unreserved(kind, names, side, "the name of a side table", advice)
+        use = f"a name that the loader itself gives to every {owner}"
+        check_unreserved(kind, names, own, use, advice)
 
     @property
     def last_function(self) -> str:

@@ -30,39 +30,6 @@ TRANSFORM_EXTRAS = ("id", "record", "view", "seed", "seed32")
 """Keys that the loader adds to the sample that a transform gets. They are not in the batch."""
 
 
-def reserved_names(*, transform: bool, padded: bool) -> set[str]:
-    """Return the names that the loader gives to values of its own, which no field may have.
-
-    A batch has "id", and "mask" if it may be padded. A transform gets a sample with all of the
-    `TRANSFORM_EXTRAS`, of which "id" is one.
-    """
-    return {*(TRANSFORM_EXTRAS if transform else ("id",)), *(("mask",) if padded else ())}
-
-
-def check_names(
-    kind: str,
-    names: Iterable[str],
-    reserved: Iterable[str],
-    advice: str,
-    /,
-    *,
-    side: Iterable[str] = (),
-) -> None:
-    """Raise ValueError if a user's name is taken already: by a side table, or by the loader.
-
-    Args:
-        kind: "field", "column" or "side table": what the user calls by these names.
-        names: the names to check.
-        reserved: `reserved_names`.
-        advice: what the user can do, as the end of the message.
-        side: names of side tables, which are taken.
-    """
-    check_unreserved(kind, names, side, "the name of a side table", advice)
-    owner = "sample" if "record" in reserved else "batch"
-    use = f"a name that the loader itself gives to every {owner}"
-    check_unreserved(kind, names, reserved, use, advice)
-
-
 def check_collated(index: Source, collate: Collate, names: Iterable[str], /) -> None:
     """Raise ValueError if the `collate` argument of a feed names a field that is not in `names`."""
     unknown = set(collate).difference(names) if isinstance(collate, Mapping) else ()

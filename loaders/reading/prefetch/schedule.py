@@ -96,6 +96,10 @@ class Request(NamedTuple):
         views = np.zeros_like(records)
         return cls(epoch=0, step=0, ids=records, records=records, views=views, seeds=seeds)
 
+    def without_padding(self) -> Request:
+        """Return a request for only those samples that are records."""
+        return self.where(self.ids >= 0)
+
     def where(self, mask: npt.NDArray[np.bool_], /) -> Request:
         """Return a request for only those samples where `mask` (bool[batch]) is True."""
         if mask.all():
