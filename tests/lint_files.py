@@ -61,7 +61,6 @@ COVERED = (
     ("loaders", "faults/test_damage.py", "errors"),
     ("loaders", "backends/grain/test_grain.py", "grain"),
     ("loaders", "backends/webdataset/test_webdataset.py", "webdataset"),
-    ("loaders/batches", "unit/loaders/loop/test_feed_loader.py", "concurrency"),
     ("loaders/batches", "unit/loaders/batches/test_batcher.py", "padding"),
     (
         "loaders/building",

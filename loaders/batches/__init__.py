@@ -3,6 +3,5 @@
 recipe.py has the `Recipe`, and batcher.py follows it, for each request, with _decoded_cache.py and
 padding.py.
 probing.py tries the functions of a recipe first, by repeatability.py. batch_function.py calls the
-function of a batch. concurrency.py says how far ahead of the loop, prefetch.py has the threads, and
-meter.py measures the times.
+function of a batch. prefetch.py runs ahead of the loop on a thread, and meter.py measures the times.
 """

@@ -1,4 +1,4 @@
-"""Run an iterator ahead of its consumer on a background thread, and map a function on threads."""
+"""Run an iterator ahead of its consumer on a background thread."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import queue
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from twinfeed.loaders.support.closing import Closing
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 # Seconds between two calls of `while_waiting` or `while_closing`.
@@ -25,33 +22,6 @@ _CLOSE_TIMEOUT = 5.0
 
 # The same, if `while_waiting` has raised an error.
 _BROKEN_TIMEOUT = 1.0
-
-
-def in_order(
-    function: Callable[[S], T], items: Iterable[S], /, *, threads: int
-) -> Generator[T, None, None]:
-    """Yield `function(item)` for each item, in order, computed ahead on a pool of threads.
-
-    Up to `threads` results are computed ahead. With fewer than two threads, the caller's thread
-    calls the function when a result is needed.
-
-    >>> list(in_order(str.upper, "abc", threads=2))
-    ['A', 'B', 'C']
-    """
-    if threads < 2:
-        yield from map(function, items)
-        return
-    pool = ThreadPoolExecutor(threads, "twinfeed-batch")
-    try:
-        pending: deque[Future[T]] = deque()
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) > threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 class Prefetcher(Iterator[T], Closing, Generic[T]):

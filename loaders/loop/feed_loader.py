@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.concurrency import resolve_prefetch
 from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
-from twinfeed.loaders.batches.prefetch import Prefetcher, in_order
+from twinfeed.loaders.batches.prefetch import Prefetcher
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Allocate, aligned
 from twinfeed.loaders.loop.loader import B, Loader
@@ -19,10 +20,14 @@ from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedules
 from twinfeed.loaders.reading.source import FieldReader, reader_of
+from twinfeed.loaders.support import system
 from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.samplers import validate
 
+S = TypeVar("S")
 T = TypeVar("T")
+
+PREFETCH, _MAX_DEFAULT_THREADS = 2, 8  # batches that are kept ready, and threads, by default
 
 
 # For each feed and loader class, the loader that was iterated over last, and its run: to warn if a
@@ -157,3 +162,51 @@ class ThreadedLoader(FeedLoader[B]):
     ) -> Prefetcher[T] | Generator[T, None, None]:
         """Return the batches; with `prefetch`, a thread makes them before they are read."""
         return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches
+
+
+def in_order(
+    function: Callable[[S], T], items: Iterable[S], /, *, threads: int
+) -> Generator[T, None, None]:
+    """Yield `function(item)` for each item, in order, computed ahead on a pool of threads.
+
+    Up to `threads` results are computed ahead. With fewer than two threads, the caller's thread
+    calls the function when a result is needed.
+
+    >>> list(in_order(str.upper, "abc", threads=2))
+    ['A', 'B', 'C']
+    """
+    if threads < 2:
+        yield from map(function, items)
+        return
+    pool = ThreadPoolExecutor(threads, "twinfeed-batch")
+    try:
+        pending: deque[Future[T]] = deque()
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def default_threads() -> int:
+    """Return the default number of threads that make batches."""
+    return min(_MAX_DEFAULT_THREADS, system.processors())
+
+
+def resolve_prefetch(feed: Feed, prefetch: int | None, threads: int | None) -> tuple[int, int]:
+    """Return the number of batches that are kept ready, and the number of threads that make them.
+
+    `prefetch` and `threads` are the user's arguments, where None is the default.
+    """
+    in_memory = getattr(feed.index, "in_memory", False)
+    if prefetch is None:  # to hand a batch to another thread takes longer than to slice arrays
+        prefetch = 0 if in_memory and not feed.has_functions else PREFETCH
+    prefetch = validate.integer("prefetch", prefetch, minimum=0)
+    if threads is None:
+        threads = default_threads() if prefetch and feed.has_functions else 0
+    threads = validate.integer("threads", threads, minimum=0)
+    # With a transform that sets global states, everything runs in the calling thread.
+    return (0, 0) if feed.sets_global_state else (prefetch, threads)

@@ -12,11 +12,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.concurrency import default_threads
 from twinfeed.loaders.batches.feed import Feed, recipe_of
 from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.loop.feed_loader import FeedLoader, default_threads
 from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s

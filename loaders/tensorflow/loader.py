@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from twinfeed.loaders.batches.concurrency import resolve_prefetch
 from twinfeed.loaders.batches.feed import Feed
-from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.loop.feed_loader import FeedLoader, resolve_prefetch
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.loaders.tensorflow._batch_source import BatchSource

@@ -11,12 +11,11 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from twinfeed.loaders.batches.concurrency import PREFETCH
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.batches.prefetch import Prefetcher
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
-from twinfeed.loaders.loop.feed_loader import ThreadedLoader
+from twinfeed.loaders.loop.feed_loader import PREFETCH, ThreadedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.loaders.support.temporary import socket_folder

@@ -3,13 +3,12 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 from support.threads import started_threads
 
-from twinfeed.loaders.batches.prefetch import Prefetcher, in_order
+from twinfeed.loaders.batches.prefetch import Prefetcher
 
 
 @pytest.mark.parametrize("depth", [1, 2, 100])
@@ -93,49 +92,6 @@ def test_error_of_while_waiting_ends_the_pass() -> None:
     assert list(numbers) == []
     assert numbers.busy
     stuck.set()
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_results_of_threads_keep_their_order(count: int) -> None:
-    def slowest_first(number: int) -> int:
-        time.sleep((20 - number) / 2000)
-        return number
-
-    assert list(in_order(slowest_first, range(20), threads=count)) == list(range(20))
-    assert started_threads() == []
-
-
-def test_concurrent_items_are_as_many_as_threads() -> None:
-    together = threading.Barrier(3, timeout=300)
-    drawn: list[int] = []
-
-    def items() -> Iterator[int]:
-        for number in range(9):
-            drawn.append(number)
-            yield number
-
-    results = in_order(lambda number: together.wait(), items(), threads=3)
-    next(results)
-    assert len(drawn) <= 5
-    assert len(list(results)) == 8
-
-
-def test_exception_on_one_thread_ends_all() -> None:
-    def fail(number: int) -> int:
-        return number // (number - 2)
-
-    results = in_order(fail, iter(range(1000)), threads=2)
-    assert [next(results), next(results)] == [0, -1]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
-    assert started_threads() == []
-
-
-def test_close_leaves_no_thread() -> None:
-    results = in_order(str, iter(int, 1), threads=2)
-    assert next(results) == "0"
-    results.close()
-    assert started_threads() == []
 
 
 def test_depth_below_one_is_refused() -> None:

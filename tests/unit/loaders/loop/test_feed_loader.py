@@ -1,17 +1,21 @@
-"""A new loader for every epoch gives epoch 0 every time, and says so; states it cannot load."""
+"""A new loader for every epoch gives epoch 0 every time, and says so; states it cannot load; threads that make batches."""
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.refusals import Call, Refused, check_refused
+from support.threads import started_threads
 
 from twinfeed.loaders import DatasetSource, Feed, NumpyLoader
+from twinfeed.loaders.loop.feed_loader import in_order
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -168,3 +172,46 @@ def test_default_threads_are_processors_up_to_8(monkeypatch: pytest.MonkeyPatch)
     for processors in (1, 3, 64):
         monkeypatch.setattr("twinfeed.loaders.support.system.processors", lambda n=processors: n)
         assert NumpyLoader(feed).threads == min(8, processors)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_results_of_threads_keep_their_order(count: int) -> None:
+    def slowest_first(number: int) -> int:
+        time.sleep((20 - number) / 2000)
+        return number
+
+    assert list(in_order(slowest_first, range(20), threads=count)) == list(range(20))
+    assert started_threads() == []
+
+
+def test_concurrent_items_are_as_many_as_threads() -> None:
+    together = threading.Barrier(3, timeout=300)
+    drawn: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(9):
+            drawn.append(number)
+            yield number
+
+    results = in_order(lambda number: together.wait(), items(), threads=3)
+    next(results)
+    assert len(drawn) <= 5
+    assert len(list(results)) == 8
+
+
+def test_exception_on_one_thread_ends_all() -> None:
+    def fail(number: int) -> int:
+        return number // (number - 2)
+
+    results = in_order(fail, iter(range(1000)), threads=2)
+    assert [next(results), next(results)] == [0, -1]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert started_threads() == []
+
+
+def test_close_leaves_no_thread() -> None:
+    results = in_order(str, iter(int, 1), threads=2)
+    assert next(results) == "0"
+    results.close()
+    assert started_threads() == []
