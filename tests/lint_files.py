@@ -111,7 +111,7 @@ COVERED = (
     ("loaders/support", "unit/loaders/reading/test_dataset_source.py", "array_types"),
     ("loaders/support", "unit/loaders/index/test_index.py", "checks"),
     ("loaders/support", "unit/loaders/formats/test_tfrecord.py", "checksum"),
-    ("loaders/support", "unit/loaders/reading/test_handles.py", "closing"),
+    ("loaders/support", "unit/loaders/reading/test_local.py", "closing"),
     ("loaders/support", "faults/test_bytes.py", "limits"),
     ("loaders/support", "cli/test_commands.py", "progress"),
     ("loaders/support", "unit/loaders/index/test_remote_index.py", "temporary"),

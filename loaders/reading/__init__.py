@@ -1,7 +1,7 @@
 """Reading by id: reader.py gives the fields of records.
 
-- local.py reads shards, by the open files of handles.py, and loose files. remote.py fetches what
-  lies at a URL.
+- local.py reads shards, through few open files, and loose files. remote.py fetches what lies at a
+  URL.
 - prefetch/ fetches ranges before they are needed.
 - source.py has the sources of records for a feed, and checks what a source of one's own returns.
 - missing.py checks the values for fields that records lack, and fills them in.

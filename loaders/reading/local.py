@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections import deque
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from typing import ClassVar
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from twinfeed.loaders.formats.files import PathResolver
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.paths import join, resolve_below, stale_file_error
-from twinfeed.loaders.reading.handles import Handle, Handles, default_limit
+from twinfeed.loaders.reading.prefetch.kernel_readahead import KernelReadahead
 from twinfeed.loaders.reading.prefetch.read_plan import (
     MAX_RANGE_BYTES,
     Fetch,
@@ -27,8 +29,9 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     Release,
     Rows,
 )
+from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.regular import open_regular, read_at
-from twinfeed.loaders.support.system import advise, is_uncached
+from twinfeed.loaders.support.system import file_limit, is_uncached
 
 _SMALL_ROW, _MAX_GAP = 1 << 14, 1 << 12
 """Rows of at most `_SMALL_ROW` bytes are read by one call if at most `_MAX_GAP` bytes lie between
@@ -38,6 +41,93 @@ than the call that is saved.
 
 _CHECKED_RANGES = 16
 """The number of ranges whose last byte is looked up in the page cache, before a plan is used."""
+
+
+class Handle:
+    """Own a file descriptor, which is closed with the last reference, so never during a read."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)
+
+
+class Handles:
+    """An LRU cache of at most `limit` open files. `open_file(number) -> fd` opens a file.
+
+    All caches of a process share a limit: the largest of their limits and of `default_limit()`. So
+    a reader that is never closed does not use up the file descriptors of others.
+    """
+
+    _caches: ClassVar[WeakSet[Handles]] = WeakSet()
+    _lock: ClassVar[PerProcess[threading.Lock]] = PerProcess(threading.Lock)
+
+    def __init__(self, open_file: Callable[[int], int], limit: int) -> None:
+        self.limit = limit
+        self._open_file = open_file
+        self._open: OrderedDict[int, Handle] = OrderedDict()
+        with self._lock():
+            self._caches.add(self)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, numbers: Iterable[int], /) -> dict[int, Handle]:
+        """Return the handle of each file by its number, opening files that are not open.
+
+        The caller must keep a handle while it reads the file: another thread may evict it from the
+        cache, and the file is closed with the last reference.
+        """
+        handles = {}
+        for number in numbers:
+            try:
+                self._open.move_to_end(number)  # the most recently used file is the last one
+                handles[number] = self._open[number]
+            except KeyError:  # it is not open, or another thread has evicted it just now
+                handles[number] = self._open_now(number)
+        return handles
+
+    def _open_now(self, number: int) -> Handle:
+        """Return the handle of a file that was not open just now, and keep it in the cache."""
+        with self._lock():
+            if number not in self._open:
+                self._close_oldest_if_full()
+                self._open[number] = Handle(self._open_or_evict(number))
+            return self._open[number]
+
+    def close(self) -> None:
+        """Close every file that is not being read."""
+        with self._lock():
+            self._open.clear()
+
+    def _open_or_evict(self, number: int) -> int:
+        """Return the descriptor of a file that is opened now.
+
+        If the process has too many open files, close the least recently used ones of this cache.
+        """
+        while True:
+            try:
+                return self._open_file(number)
+            except OSError as error:
+                if error.errno != errno.EMFILE or not self._open:
+                    raise
+                self._open.popitem(last=False)
+
+    def _close_oldest_if_full(self) -> None:
+        """Make room for another open file, if this cache or all caches of the process are full.
+
+        If this cache is full, close its least recently used file. If all caches together are full,
+        close the least recently used file of the largest cache. Together they may have
+        `default_limit()` open files; or `limit` files, if the user has allowed this cache more than
+        the default, so that it can reach its limit.
+        """
+        if len(self) >= self.limit:
+            self._open.popitem(last=False)
+        elif sum(map(len, self._caches)) >= max(self.limit, default_limit()):
+            max(self._caches, key=len)._open.popitem(last=False)
 
 
 class LocalFiles(PlannedFiles):
@@ -166,51 +256,6 @@ class LocalFiles(PlannedFiles):
                 yield handle.fd, start, stop
 
 
-class KernelReadahead:
-    """Ask the kernel to read ranges of open files ahead (`posix_fadvise`), on a thread.
-
-    The call allocates the pages, and blocks while the disk is busy, so the reading threads do not
-    make it. The thread starts with the first range, and ends when no more are queued.
-    """
-
-    def __init__(self) -> None:
-        self._queue: deque[Iterator[tuple[int, int, int]]] = deque()
-        self._thread: threading.Thread | None = None  # None: it ends, and takes nothing more
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def add(self, ranges: Iterator[tuple[int, int, int]], /) -> None:
-        """Queue ranges (descriptor, start, stop) that the kernel should read ahead."""
-        with self._lock:
-            self._stopped = False
-            self._queue.append(ranges)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="twinfeed-advice")
-                self._thread.start()
-
-    def close(self) -> None:
-        """Drop the queued ranges, and wait for the thread to end."""
-        with self._lock:
-            self._stopped = True
-            self._queue.clear()
-            thread = self._thread
-        if thread is not None:
-            thread.join()
-
-    def _run(self) -> None:
-        """Ask the kernel to read the queued ranges, until the queue is empty."""
-        while True:
-            with self._lock:  # or `add` would queue ranges for a thread that ends
-                if not self._queue:
-                    self._thread = None
-                    return
-                ranges = self._queue.popleft()
-            for fd, start, stop in ranges:
-                if self._stopped:
-                    break
-                advise(fd, start, stop - start)
-
-
 def open_shard(index: Index, number: int) -> int:
     """Open a shard of an index, and return its file descriptor.
 
@@ -297,3 +342,9 @@ def _coalesced(
             yield first, row
             first = row
     yield first, len(offsets)
+
+
+def default_limit() -> int:
+    """Return a quarter of the number of files that this process may open, but at most 1,024."""
+    limit = file_limit()
+    return 1024 if limit is None else max(1, min(1024, limit // 4))

@@ -1,4 +1,4 @@
-"""A new loader for every epoch gives epoch 0 every time, and says so; states it cannot load; threads that make batches."""
+"""A new loader for every epoch says that it gives epoch 0; states, and threads of batches."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.index.sizes import exceeds_memory
 from twinfeed.loaders.reading import local
+from twinfeed.loaders.reading.prefetch import kernel_readahead
 from twinfeed.loaders.reading.prefetch.read_plan import (
     LOCAL_GAP,
     MAX_RANGE_BYTES,
@@ -237,7 +238,7 @@ def test_close_stops_the_readahead_thread(long: Index, monkeypatch: pytest.Monke
         started.set()
         assert go_on.wait(20)
 
-    monkeypatch.setattr(local, "advise", slow)
+    monkeypatch.setattr(kernel_readahead, "advise", slow)
     reader = Reader(long)
     for _ in range(2):
         advised.clear()
