@@ -221,6 +221,8 @@ class Batcher(Closing):
         """Read the stored fields of records; return by field a list of values."""
         recipe = self.recipe
         values = self.meter.timed("reading", self._reader.read_or_none, records, recipe.fields)
+        if recipe.fields_are_complete:
+            return values
         return fill_missing(recipe.index, records, values, recipe.missing)
 
     def _decoded_in_place(self, records: Int64s) -> Values:

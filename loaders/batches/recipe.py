@@ -10,6 +10,7 @@ from typing import Any
 from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Decode, check_unreserved
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
+from twinfeed.loaders.reading.missing import are_complete
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.samplers import BatchStream
@@ -73,6 +74,11 @@ class Recipe:
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for pickle, without the columns, which the source has."""
         return {name: value for name, value in vars(self).items() if name != "columns"}
+
+    @cached_property
+    def fields_are_complete(self) -> bool:
+        """Whether it is known that each record has all fields that are read."""
+        return are_complete(self.index, self.fields, self.missing)
 
     @property
     def shapes(self) -> tuple[Mapping[str, FieldSpec], Collate]:

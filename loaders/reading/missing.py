@@ -7,7 +7,7 @@ A reader returns None for a field that a record lacks. `check_missing` checks th
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -47,14 +47,12 @@ def fill_missing(
             numbers where `missing` has one.
     """
     filled = dict(values)
-    stored = source.fields if isinstance(source, Index) else {}
     for name, column in values.items():
         default = missing.get(name)
-        if name in stored and isinstance(default, (int, float, np.number)):
+        if isinstance(source, Index) and isinstance(default, (int, float, np.number)):
             column = filled[name] = _single_numbers(source, ids, name, column)
         is_array = isinstance(column, np.ndarray) and column.dtype != object
-        is_complete = name in stored and not stored[name].missing
-        if is_complete or is_array or not any(map(is_none, column)):
+        if is_array or not any(map(is_none, column)):
             continue
         if default is None:
             default = _empty_value(source, name)
@@ -67,6 +65,13 @@ def fill_missing(
             )
         filled[name] = [default if value is None else value for value in column]
     return filled
+
+
+def are_complete(source: Any, fields: Iterable[str], missing: Mapping[str, Any], /) -> bool:
+    """Return whether it is known that `fill_missing` has nothing to do with some fields."""
+    if not isinstance(source, Index) or missing:
+        return False
+    return not any(source.fields[name].missing for name in fields if name in source.fields)
 
 
 def _empty_value(source: Any, name: str) -> Any:

@@ -192,7 +192,8 @@ class Reader(Closing):
             is_missing = rows["length"] == -1
             present_rows = np.flatnonzero(~is_missing)
             rows = rows[present_rows]
-        self._check_total_bytes(rows)
+        if int(rows["length"].sum()) > _UNCHECKED_BYTES:
+            self._check_total_bytes(rows)
         files, data = self._files(), list[bytes]()
         try:
             data = files.read(rows, coalesce=coalesce)
@@ -219,16 +220,17 @@ class Reader(Closing):
         limit of a batch is `LIMITS.batch_bytes`, and the size of all shards: their records do not
         overlap, and each is read once.
         """
-        nbytes = int(rows["length"].sum())
-        # A few bytes fit in the memory. And for a row that is not within its shard, reading raises
-        # a better error, which names the record.
-        if nbytes <= _UNCHECKED_BYTES or len(rows_outside_shards(self.index, rows)):
+        # For a row that is not within its shard, reading raises a better error, which names the
+        # record.
+        if len(rows_outside_shards(self.index, rows)):
             return
         limit = LIMITS.batch_bytes
         if self.index.container != "files":  # else each length is compared with that of the file
             limit = min(limit, int(self.index.shards["bytes"].sum()))
         advice = f"read fewer records at a time; if you read only a few, {REBUILD}"
-        check_bytes("a batch", nbytes, limit, path=self.index.where, advice=advice)
+        check_bytes(
+            "a batch", int(rows["length"].sum()), limit, path=self.index.where, advice=advice
+        )
 
     def _wrong_row(
         self, files: RemoteFiles | LocalFiles, rows: Rows, data: list[bytes]

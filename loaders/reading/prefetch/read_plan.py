@@ -135,9 +135,10 @@ class ReadPlan:
         self._block_uses = (
             BlockUses(schedule, start) if prefetches_whole_blocks(self._sampler) else None
         )
+        self._is_remote = index.remote
         # Only ranges of remote data are buffered, so only they are released. A sampler that reuses
         # decoded images (`max_cached`) reads the bytes of an image once: no block stays open.
-        self._releases_blocks = index.remote and self._sampler.traits.max_cached is None
+        self._releases_blocks = self._is_remote and self._sampler.traits.max_cached is None
         self.next_step, self._steps_per_fetch = start, 1  # the next step to fetch
         # Of each fetch whose batches were not all read: its last step, and its bytes (or cost).
         self._fetched: deque[tuple[int, int]] = deque()
@@ -216,7 +217,7 @@ class ReadPlan:
                 self._steps_in_progress.discard(step)
                 # Another thread may still read an earlier step.
                 first_unread = min([*self._steps_in_progress, self._last_started + 1])
-            if self._index.remote:  # only ranges of remote data are buffered
+            if self._is_remote:  # only ranges of remote data are buffered
                 self._files.release_before(first_unread)
 
     def next_events(self, step: int, /) -> Iterator[Fetch | Release]:

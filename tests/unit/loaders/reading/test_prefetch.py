@@ -39,8 +39,7 @@ from twinfeed.loaders import (
     open_index,
     pack,
 )
-from twinfeed.loaders.reading import local
-from twinfeed.loaders.reading.prefetch import chunk_cache
+from twinfeed.loaders.reading.prefetch import chunk_cache, kernel_readahead
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.storage import request_pool
 from twinfeed.loaders.storage.open_store import store_of
@@ -71,7 +70,7 @@ STREAMS: dict[str, Callable[[Index], BatchStream]] = {
     "evaluation": lambda _: ExactOnceBatchSampler(COUNT, batch_size=6),
 }
 WAYS = ("remote", "cached", "local")
-MOST_CALLS = {("blocks", "remote"): (104, 80, 25), ("evaluation", "cached"): (170, 128, 34)}
+MOST_CALLS = {("blocks", "remote"): (85, 63, 19), ("evaluation", "cached"): (147, 109, 28)}
 
 
 def buffered(reader: Reader) -> list[tuple[int, int, int]]:
@@ -127,7 +126,7 @@ def traced(
     with (
         mock.patch.object(chunk_cache, "_RECORDS_PER_CHUNK", 1),
         mock.patch.dict(request_pool.request_pool._values, {os.getpid(): Immediately()}),
-        mock.patch.object(local, "advise", advised),
+        mock.patch.object(kernel_readahead, "advise", advised),
         mock.patch.object(store, "read", noted),
     ):
         yield made, requests
