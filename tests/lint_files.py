@@ -123,6 +123,7 @@ COVERED = (
     ),
     ("loaders/tools", "unit/loaders/tools/test_compare.py", "backends"),
     ("loaders/torch", "backends/torch/test_workers.py", "copier dataset sharing"),
+    ("loaders/torch", "laws/test_empty_batches.py", "empty_batch"),
 )
 
 Problems = Iterator[str]

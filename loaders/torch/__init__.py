@@ -3,8 +3,9 @@
 `TorchLoader` (loader.py) is what a training loop iterates over. It makes batches on threads, or by
 a real `torch.utils.data.DataLoader` (_workers.py), and copies the batches to the device ahead of
 the step (_copier.py). `RecordDataset`, `RequestSampler` and `TorchSampler` (dataset.py) are for a
-`DataLoader` of your own. _sharing.py passes the tensors of a worker on, and _processes.py refuses
-loaders inside the workers of such a `DataLoader`.
+`DataLoader` of your own, and `exact_collate` (empty_batch.py) for an evaluation in one. _sharing.py
+passes the tensors of a worker on, and _processes.py refuses loaders inside the workers of such a
+`DataLoader`.
 """
 
 from twinfeed.loaders.support.extras import requires_extra
@@ -16,6 +17,14 @@ with requires_extra("twinfeed.loaders.torch", "torch"):
         TorchSampler,
         as_tensors,
     )
+    from twinfeed.loaders.torch.empty_batch import exact_collate
     from twinfeed.loaders.torch.loader import TorchLoader
 
-__all__ = ["RecordDataset", "RequestSampler", "TorchLoader", "TorchSampler", "as_tensors"]
+__all__ = [
+    "RecordDataset",
+    "RequestSampler",
+    "TorchLoader",
+    "TorchSampler",
+    "as_tensors",
+    "exact_collate",
+]
