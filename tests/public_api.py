@@ -102,7 +102,8 @@ def parameters(path: str, function: Any) -> Iterator[str]:
                 kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL)
             )
         else:
-            yield f"{path}({given}) = {default!r}"
+            shown = default.__name__ if inspect.isfunction(default) else repr(default)
+            yield f"{path}({given}) = {shown}"
 
 
 def options() -> Iterator[str]:

@@ -72,8 +72,9 @@ class _ExactCollate:
         if not self._empty:
             record = self._dataset[0]
             # Copies: a function may change the samples that it collates.
-            pair = ([copy.deepcopy(record) for _ in range(size)] for size in (1, 2))
-            self._empty.append(_without_rows(*map(self._collate_fn, pair), "batch"))
+            batch = self._collate_fn([copy.deepcopy(record)])
+            double = self._collate_fn([record, copy.deepcopy(record)])
+            self._empty.append(_without_rows(batch, double, "batch"))
         return self._collate_fn(samples) if samples else copy.deepcopy(self._empty[0])
 
 
