@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -17,14 +16,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import numpy as np
-
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import (
     feed_of,
-    image_field,
     load_feed,
     load_state,
     sampler_of,
@@ -42,10 +38,8 @@ from twinfeed.loaders.index.index import load_index
 from twinfeed.loaders.index.open import open_without_checks
 from twinfeed.loaders.index.options import ReadingOptions
 from twinfeed.loaders.index.remote_index import is_index_path
-from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.storage.url import is_url
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
@@ -59,11 +53,14 @@ from twinfeed.samplers import BatchSampler, RandomSampler, Sampler, ShardShuffle
 from twinfeed.samplers.validate import counted
 
 _MAX_SHOWN_ITEMS = 20
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 _ADVISE_RESTORE_OR_EXCLUDE = (
     "what to do: restore the shards; or twinfeed verify SHARDS --bad-list {0}, and index them "
     "again with --exclude {0}"
 )
+
+
+class TablePath(str):
+    """The path of a table of labels, which is not the name of a field."""
 
 
 def run_pack(options: argparse.Namespace) -> None:
@@ -119,12 +116,12 @@ def process_pool(jobs: int) -> Iterator[Executor | None]:
 
 def run_index(options: argparse.Namespace) -> None:
     """Run `twinfeed index`: build an index, and print its path and size."""
-    table = options.label_table
+    label = options.label
     with process_pool(options.jobs) as executor:
         index = build_index(
             _unwrap_single(options.shards),
             options.out,
-            label=options.label if table is None else FromTable(table),
+            label=FromTable(label) if isinstance(label, TablePath) else label,
             classes="names" if options.label_names else _class_names(options.classes),
             fields=_unique_names("--field", options.field),
             **_reading_options(options),
@@ -177,64 +174,32 @@ def _reading_options(options: argparse.Namespace) -> ReadingOptions:
 
 
 def run_info(options: argparse.Namespace) -> None:
-    """Run `twinfeed info`: print the properties of an index.
+    """Run `twinfeed info`: print what an index contains, and how it was built.
 
-    They are printed even if the shards are missing or have changed; then an error follows.
-
-    The property "excluded records" is the number of records that are not in the index, because the
-    user has excluded them, or records that lack a field. "incomplete shards" is the number of
-    shards that could not be read beyond a bad record, so that all later records were excluded.
+    It is printed even if the shards are missing or have changed; then an error follows.
     """
     index = load_index(options.index, options.root)
-    build_options = index.options
-    # The manifest of the index, its JSON file, calls the two numbers `left_out` and `broken`.
-    properties = _properties(index) | {"excluded records": build_options.left_out}
-    if build_options.broken:
-        properties["incomplete shards"] = build_options.broken
-    if options.json:
-        properties["built with"] = vars(build_options)
-        print_lines(*json.dumps(properties, indent=1).splitlines())
-    else:
-        properties["built with"] = options_built_with(build_options, options.index)
-        print_lines(*(f"{name}: {_format_property(value)}" for name, value in properties.items()))
+    built, names = index.options, index.shard_paths
+    details = {
+        "container": index.container,
+        "fingerprint": index.fingerprint,
+        "excluded records": f"{built.left_out}, incomplete shards: {built.broken}",
+        "built with": options_built_with(built, options.index),
+    }
+    if index.container != "files":
+        details = {"shards": f"{names[0]} to {names[-1]}", **details}
+    if index.classes:
+        details = {"class names": _listed(index.classes), **details}
+    lines = [*index.summary().split("\n"), *(f"{name}: {text}" for name, text in details.items())]
+    print_lines(*lines)
     open_index(options.index, root=options.root)  # raises an error for missing or changed shards
-
-
-def _properties(index: Index) -> dict[str, Any]:
-    """Return the properties of an index that `info` prints, by name."""
-    lengths, is_loose, names = index.shard_lengths, index.container == "files", index.shard_paths
-    properties: dict[str, Any] = {"records": len(index), "shards": len(index.shards)}
-    if not is_loose:
-        properties |= {"first shard": names[0], "last shard": names[-1]}
-    properties["container"] = index.container
-    properties["bytes"] = field_bytes(index) if is_loose else int(index.shards["bytes"].sum())
-    properties["records a shard"] = [int(lengths.min()), int(lengths.max())]
-    read_as = ", read as empty" if index.options.missing == "empty" else ""
-    properties["fields"] = {
-        name: field.kind + (f", {field.missing} missing{read_as}" if field.missing else "")
-        for name, field in index.fields.items()
-    }
-    properties["columns"] = {
-        name: f"{column.dtype}{list(column.shape[1:]) or ''}"
-        for name, column in index.columns.items()
-    }
-    properties["fingerprint"] = index.fingerprint
-    if index.has_labels:
-        labels, counts = np.unique(index.labels, return_counts=True)
-        properties["classes"] = index.num_classes
-        properties["labels"] = [int(labels[0]), int(labels[-1])]
-        smallest = int(counts.min()) if index.num_classes == len(counts) else 0
-        properties["records a class"] = [smallest, int(counts.max())]
-        properties["class names"] = list(index.classes)
-    return properties
 
 
 def run_cat(options: argparse.Namespace) -> None:
     """Run `twinfeed cat`: print a preview of records, or write the bytes of one field."""
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
-        names = _record_names(index, options.records, options.key)
-        for record in chain.from_iterable(records_of(index, name) for name in names):
+        for record in chain.from_iterable(records_of(index, name) for name in _names(options)):
             if options.field is None:
                 lines = preview(index, reader, record)
                 print_lines(index.describe(record), *(f"  {line}" for line in lines))
@@ -258,8 +223,7 @@ def run_compare(options: argparse.Namespace) -> int:
     """Run `twinfeed compare`; return the exit status, 1 if the frameworks' batches differ."""
     index = open_index(options.index, root=options.root)
     sampler = sampler_of(options, index)
-    image = None if options.size is None else image_field(index, options.field)
-    feed = feed_of(options, index, sampler, image)
+    feed = feed_of(options, index, sampler, None if options.size is None else options.field)
     result = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
     print_lines(*str(result).splitlines())
     return 0 if result.ok else 1
@@ -270,8 +234,7 @@ def run_show(options: argparse.Namespace) -> None:
     from twinfeed.loaders.pictures import show_batch
 
     index = open_index(options.index, root=options.root)
-    sampler, image = sampler_of(options, index), image_field(index, options.field)
-    feed = feed_of(options, index, sampler, image, fit="pad")
+    feed = feed_of(options, index, sampler_of(options, index), options.field, fit="pad")
     _save_figure(show_batch(feed, step=options.step), options.out)
 
 
@@ -310,7 +273,7 @@ def run_who(options: argparse.Namespace) -> None:
 def run_when(options: argparse.Namespace) -> None:
     """Run `twinfeed when`: print the steps of a feed whose batch has a record."""
     feed = load_feed(options.feed)
-    for name in _record_names(feed.index, options.record, options.key):
+    for name in _names(options):
         _print_result(when(feed, name, until=options.until))
 
 
@@ -365,26 +328,12 @@ def _is_picture(file: BinaryIO) -> bool:
     return re.search(rb"(?si)creator.{1,60}twinfeed", file.read()) is not None
 
 
-def _record_names(source: Source, arguments: list[str], keys: list[str]) -> list[int | str]:
-    """Return the record ids and keys that arguments name, and then the `keys`.
-
-    An argument is the number of a record, or, if it is not a number, a key.
-    """
-    if not arguments and not keys:
-        raise ValueError("no record is given: give record numbers, keys, or --key KEY")
-    numbers = [_record_number(source, t) if _NUMBER.fullmatch(t) else t for t in arguments]
-    return [*numbers, *keys]
-
-
-def _record_number(index: Source, text: str) -> int:
-    """Return the record id of a number, which counts from the end if it is negative."""
-    n = len(index)
-    if len(text) > 20 or not -n <= int(text) < n:
-        raise IndexError(
-            f"no record {text}: there are {n}, from 0 to {n - 1}, or -{n} to -1 from the end; "
-            "give a key that is a number with --key"
-        )
-    return int(text) % n
+def _names(options: argparse.Namespace) -> list[int | str]:
+    """Return the numbers and keys of records that the arguments of a command name."""
+    names = [*options.records, *options.key]
+    if not names:
+        raise ValueError("no record is given: give the numbers of records, or --key KEY")
+    return names
 
 
 def _class_names(path: str | None) -> list[str] | None:
@@ -408,22 +357,16 @@ def _summary(index: Index) -> str:
     parts = [counted(len(index), "record"), counted(len(index.shards), "shard")]
     parts += [counted(len(index.classes), "class")] if index.classes else []
     columns = [name for name in index.columns if name != "label"]
-    parts += [f"columns {_format_property(columns)}"] if columns else []
+    parts += [f"columns {_listed(columns)}"] if columns else []
     parts += [f"{excluded} excluded"] if excluded else []
     parts += [counted(incomplete, "incomplete shard")] if incomplete else []
     return ", ".join(parts)
 
 
-def _format_property(value: Any) -> str:
-    """Return a property as text: two numbers as a range, and the first items of a long list."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name} ({kind})" for name, kind in value.items()) or "none"
-    if not isinstance(value, list):
-        return str(value)
-    if len(value) == 2 and all(isinstance(number, int) for number in value):
-        return str(value[0]) if value[0] == value[1] else f"{value[0]} to {value[1]}"
-    ellipsis = f", ... ({len(value)} in all)" if len(value) > _MAX_SHOWN_ITEMS else ""
-    return ", ".join(map(str, value[:_MAX_SHOWN_ITEMS])) + ellipsis or "none"
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names as text, and how many there are if there are more."""
+    more = f", ... ({len(names)} in all)" if len(names) > _MAX_SHOWN_ITEMS else ""
+    return ", ".join(names[:_MAX_SHOWN_ITEMS]) + more
 
 
 def _unique_names(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:

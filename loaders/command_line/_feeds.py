@@ -1,4 +1,4 @@
-"""Make the sampler and the feed of a command, and find the field of images."""
+"""Make the sampler and the feed of a command."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
-import numpy as np
-
 from twinfeed.loaders.batches.feed import Feed, check_feed
 from twinfeed.loaders.feed.decode import DecodeImage, Fit
-from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.run import Run
-from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
@@ -116,27 +112,3 @@ def feed_of(
         collate=dict.fromkeys(lists, "ragged"),
         missing={name: [] if name in lists else b"" for name in incomplete},
     )
-
-
-def image_field(index: Index, requested: str | None) -> str:
-    """Return the requested field, or else the only field whose first value is an image.
-
-    Raises:
-        ValueError: no field is requested, and none or several have images.
-    """
-    if requested is not None:
-        return requested
-    names = [name for name, field in index.fields.items() if field.kind == "bytes"]
-    with Reader(index) as reader:
-        images = [name for name in names if _has_images(index, reader, name)]
-    if len(images) != 1:
-        found = ", ".join(images) or "no field"
-        raise ValueError(f"images are in {found}: choose one of {', '.join(names)} with --field")
-    return images[0]
-
-
-def _has_images(index: Index, reader: Reader, name: str) -> bool:
-    """Return whether the first value of a field, in a record that has the field, is an image."""
-    records = np.flatnonzero(index.table(name)["length"] >= 0)[:1]
-    values = reader.read(records, [name])[name]
-    return any(image_extension(bytes(value)) is not None for value in values)

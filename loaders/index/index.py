@@ -323,6 +323,7 @@ class Index:
             total = counted(int(lengths.sum()), "byte")
             stored = f"{_range(lengths, 'byte')} per record, {total} in total"
             missing = f", {field.missing:,} missing" if field.missing else ""
+            missing += ", read as empty" if missing and self.options.missing == "empty" else ""
             lines.append(f"{name}: {field.kind}, {stored}{missing}")
         lines += [f"{name}: column, {kind}" for name, kind in self.columns.types().items()]
         if self.class_order is not None:

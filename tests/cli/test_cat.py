@@ -28,7 +28,7 @@ def test_cat_distinguishes_keys_from_numbers(
     index = str(pack(samples, tmp_path)["data"].path)
     for words, records in [
         (["1", "000001"], [1, 1]),
-        (["cat", "-1", "000001", "2"], [5, 5, 1, 2]),
+        (["2", "--key", "cat", "--key", "000001"], [2, 5, 1]),
         (["--key", "0"], [2]),
         (["0", "--key", "7", "--key=-1"], [0, 0, 3, 4]),
     ]:
@@ -37,8 +37,9 @@ def test_cat_distinguishes_keys_from_numbers(
         assert [int(line.split()[1]) for line in shown] == records, words
     assert main(["cat", index, "--key", "5"]) == 2
     assert "no record has the key '5': give a key, such as '7', '000001'" in capsys.readouterr().err
-    assert main(["cat", index, "6"]) == 2
-    assert "give a key that is a number with --key" in capsys.readouterr().err
+    for number in ("6", "-1"):
+        assert main(["cat", index, number]) == 2
+        assert f"record must lie in [0, 6), got {number}" in capsys.readouterr().err
 
 
 def test_cat_never_sends_control_characters_to_the_terminal(

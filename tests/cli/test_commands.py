@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from importlib.metadata import version
@@ -66,19 +65,17 @@ def test_pack_index_info_verify_and_cat(tmp_path: Path, capsys: pytest.CaptureFi
     train = str(data / "train.index")
     assert main(["info", train]) == 0
     out = capsys.readouterr().out
-    assert "records: 8\n" in out
+    assert out.startswith("8 records in 1 shard, ")
     assert "class names: cat, dog\n" in out
-    assert main(["info", train, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["class names"] == ["cat", "dog"]
     assert main(["verify", train, "-q"]) == 0
     assert capsys.readouterr().out == "8 records in 1 shard: all is well\n"
-    assert main(["cat", train, "0", "-1"]) == 0
+    assert main(["cat", train, "0", "7"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("record 0 (train-00000-of-00001.tar, number 0, key ")
     assert out.count(" bytes at byte 512, PNG image, 8 x 6, RGB") == 1
     assert out.count("PNG image, 8 x 6, RGB") == 2
     key = open_index(train).keys([3])[0]
-    assert main(["cat", train, key]) == 0
+    assert main(["cat", train, "--key", key]) == 0
     assert capsys.readouterr().out.startswith("record 3 ")
     assert main(["pack", train, str(tmp_path / "again"), "-q", "--shard-bytes", "1k"]) == 0
     repacked = open_index(tmp_path / "again" / "data.index")
@@ -168,10 +165,9 @@ def test_no_command_prints_terminal_controls(
     printed = ""
     for command in (
         ["info", index],
-        ["info", index, "--json"],
         ["cat", index, "0"],
         ["cat", index, "--key", HOSTILE],
-        ["cat", index, HOSTILE * 2],
+        ["cat", index, "--key", HOSTILE * 2],
         ["cat", index, "0", "--field", HOSTILE],
         ["verify", index, name, "-q"],
         ["pack", index, "out", "-q"],

@@ -64,11 +64,11 @@ def test_shard_verified_twice_warns_twice(tmp_path: Path, capsys: Capture) -> No
 
 # The words of a command in the folder of `world`, its exit status, and what its one line has.
 REFUSED: list[tuple[str, int, str]] = [
-    ("cat data.index 3", 2, "no record 3: there are 3"),
-    ("cat data.index -4", 2, "no record -4"),
-    (f"cat data.index {'9' * 5000}", 2, "no record 999"),
+    ("cat data.index 3", 2, "record must lie in [0, 3), got 3"),
+    ("cat data.index -1", 2, "record must lie in [0, 3), got -1"),
+    (f"cat data.index {'9' * 4000}", 2, "record must lie in [0, 3), got 999"),
     ("cat data.index", 2, "--key"),
-    ("cat data.index nobody", 2, "'nobody'"),
+    ("cat data.index --key nobody", 2, "'nobody'"),
     ("cat data.index 0 --field image", 2, "'image'"),
     ("cat tars/x.index 0", 1, "d-000001.tar"),
     ("info none.index", 1, "beside it: data.index"),
@@ -164,6 +164,7 @@ def test_file_of_feed_parses_its_own_arguments_and_may_not_exit(
         ("pack a b --split train=half", "'NAME=SIZE' value: 'train=half'"),
         ("pack a b --shard-bytes x", "'BYTES' value: 'x'"),
         ("pack a b --shards x", "'N' value: 'x'"),
+        ("cat a cat/0001", "'N' value: 'cat/0001'"),
         ("index a --out b --label-file (", "'REGEX' value: '('"),
         ("index a --out b --label-folder-level x", "'LEVEL' value: 'x'"),
     ],
@@ -276,10 +277,10 @@ def test_options_may_come_anywhere(tmp_path: Path, capsys: Capture) -> None:
     index = str(pack([{"word": b"to"}, {"word": b"be"}], tmp_path)["data"].path)
     root = ["--root", str(tmp_path)]
     for words in (
-        [index, *root, "0", "-1"],
-        [*root, index, "0", "-1"],
-        [index, "0", *root, "-1"],
-        [index, "0", "-1", *root],
+        [index, *root, "0", "1"],
+        [*root, index, "0", "1"],
+        [index, "0", *root, "1"],
+        [index, "0", "1", *root],
     ):
         assert main(["cat", *words]) == 0
         assert [line[-2:] for line in capsys.readouterr().out.splitlines()[1::2]] == ["to", "be"]
@@ -340,13 +341,13 @@ def test_missing_field_is_reported(tmp_path: Path, capsys: Capture) -> None:
     assert main(["cat", refusing, "1"]) == main(["info", refusing]) == 0
     said = capsys.readouterr().out
     assert "  y: missing\n" in said
-    assert "y (bytes, 1 missing)" in said
+    assert "y: bytes, 1 byte per record, 1 byte in total, 1 missing\n" in said
     assert main(["cat", filling, "1", "--field", "y"]) == 0
     assert capsys.readouterr().out == ""
     assert main(["cat", filling, "1"]) == main(["info", filling]) == 0
     said = capsys.readouterr().out
     assert "  y: missing, read as empty\n" in said
-    assert "y (bytes, 1 missing, read as empty)" in said
+    assert ", 1 missing, read as empty\n" in said
 
 
 @pytest.mark.frameworks

@@ -57,11 +57,10 @@ def test_who_prints_the_records_of_a_step(capsys: Capture) -> None:
 
 def test_when_prints_the_steps_of_records(capsys: Capture) -> None:
     until = ("--until", "4")
-    lines = lines_of(capsys, "when", "--feed", "train.py:feed", "--record", "k4", *until)
+    lines = lines_of(capsys, "when", "--feed", "train.py:feed", "--key", "k4", *until)
     assert lines[0].endswith("key 'k4'): 2 steps up to step 4")
     assert lines[1:] == ["  step 2 (feed[0, 1])", "  step 4 (feed[1, 1])"]
-    for names in (("--record", "4"), ("--record", "-1"), ("--key", "k4")):
-        assert lines_of(capsys, "when", "--feed", "train.py:feed", *names, *until) == lines
+    assert lines_of(capsys, "when", "--feed", "train.py:feed", "--record", "4", *until) == lines
     lines = lines_of(capsys, "when", "--feed", "train.py:table", "--record", "3", *until)
     assert lines == ["record 3 of a dict: 1 step up to step 4", "  step 2 (feed[0, 1])"]
 
@@ -168,7 +167,11 @@ MISTAKES = {
     "a deep state": (["who", *FEED, "--step", "1", "--state", "deep.json"], 2, "is no JSON"),
     "a list": (["who", *FEED, "--step", "1", "--state", "list.json"], 2, "must be what state_dict"),
     "no record": (["when", *FEED, "--until", "4"], 2, "no record is given"),
-    "other record": (["when", *FEED, "--record", "5", "--until", "4"], 2, "no record 5: there are"),
+    "other record": (
+        ["when", *FEED, "--record", "5", "--until", "4"],
+        2,
+        "record must lie in [0, 5), got 5",
+    ),
     "other key": (["when", *FEED, "--key", "4", "--until", "4"], 2, "such as 'k0', 'k1', 'k2'"),
     "a table's key": (
         ["when", "--feed", "train.py:table", "--key", "k", "--until", "4"],

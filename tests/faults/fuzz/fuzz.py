@@ -66,7 +66,7 @@ TEXT = """
     --out --label --label-json --label-folder --label-table --classes --background
     --field --key --list --missing --exclude --container --join --raw --max-record-bytes
     --root --split --seed --shards --shard-bytes --shard-records --overwrite --bad-list
-    --json -q 0 1 -1 7 1e9 1k tar tfrecord files skip empty cls image label a=1 a=0.5
+    -q 0 1 -1 7 1e9 1k tar tfrecord files skip empty cls image label a=1 a=0.5
     labels.csv classes.txt a{0..9}.tar {a,b}.tar *.tar ** [ json:a.b x=a;b . \u202e \x1b[2J
 """
 WORDS = (*TEXT.split(), "")
