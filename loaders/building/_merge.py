@@ -195,7 +195,6 @@ class _IndexMerger:
                 classes=self.classes,
                 background=default,
                 where=stats.place_of,
-                counts=stats.count_labels,
             )
 
     def add(self, part: ShardPart) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -226,21 +226,6 @@ class IndexStats:
                     return f"{part.path}, record {start + position}{kept}"
                 start += batch.num_records
         raise AssertionError(text)
-
-    def count_labels(self) -> Counter[str | None]:
-        """Return how many records have each label name, or how many keys of the table.
-
-        The parts are read again.
-        """
-        counts: Counter[str | None] = Counter()
-        if self.table is not None:
-            counts.update(map(str, self.table.labels.values()))
-        for part in map(load_part, self.part_files if self.table is None else ()):
-            for batch in part.batches():
-                if "names" in batch.arrays:
-                    numbers = Counter(batch.arrays["names"].tolist())
-                    counts.update({part.label_names[n]: count for n, count in numbers.items()})
-        return counts
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of an index that have an item for each shard, in a dict by name.

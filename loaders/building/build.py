@@ -73,8 +73,8 @@ def build_index(
             str or None. An empty label is an error, and so is another field called "label".
         classes: the names of the labels, by their number. By default text that is an integer in
             every record is a number, wherever it was read, also as the name of a folder: "7", "7.0"
-            and "007". Other names are numbered in sorted order. If half of the different texts or
-            more are integers and one is not, it is an error. "names" takes every text as a name.
+            and "007". Other names are numbered in sorted order. Some integers among names are an
+            error. "names" takes every text as a name.
         fields: the fields to keep: a list, or a mapping to the names that a field may have in the
             records (`{"image": "jpg;jpeg;png"}`). By default all fields are kept.
         exclude: the bad records to leave out: (shard, number) pairs, or the list that `verify`

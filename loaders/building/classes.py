@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, Literal
 
@@ -69,7 +69,6 @@ def assign_classes(
     classes: Classes,
     background: Label | None,
     where: Callable[[str], str],
-    counts: Callable[[], Mapping[str | None, int]],
 ) -> tuple[Int64s, list[str]]:
     """Return the class index of each text that is a label (int64[n]), and the names of the classes.
 
@@ -81,24 +80,17 @@ def assign_classes(
     2. `classes` lists all texts: the class index is the index in `classes`.
     3. All texts are integers, and `classes` lists none of them: they are the class indices, and
        `classes` are returned as the names of the classes.
-    4. `classes` is None, and more than half of the texts are not integers, and so are those of more
-       than half of the records: as 1.
+    4. `classes` is None, and no text is an integer: as 1.
 
     Anything else is an error. For example, ["dog", "cat", None] with the background "none" is case
-    4, and gives [1, 0, 2] and ["cat", "dog", "none"]. `where` says for a text which record has it,
-    and `counts` how many records have each text.
+    4, and gives [1, 0, 2] and ["cat", "dog", "none"]. `where` says for a text which record has it.
 
     Raises:
-        ValueError: a text is not in `classes`; one is not an integer as most are; or `background`
-            is an integer and labels are names.
+        ValueError: a text is not in `classes`; or some texts are integers, and others are not.
     """
     filled = [str(background) if text is None else text for text in texts]
     integers = {text: _as_integer(text) for text in filled}
     names = [text for text, integer in integers.items() if integer is None]
-    if classes is None and names and None in texts and isinstance(background, int):
-        raise ValueError(
-            f"background={background} is an integer, and labels are names ({min(names)!r})"
-        )
 
     def first_record(text: str) -> str:
         return f"{where(text)}: {text!r}" if text in texts else f"background={text!r}"
@@ -118,29 +110,16 @@ def assign_classes(
                 f"labels are not {listing} ({len(bad)}, first: {first_record(bad[0])}): correct "
                 + ("it, or list the name" if classes else "it; classes=() allows integers alone")
             )
-        if unlisted and _are_mostly_integers(names, integers, counts):
+        if unlisted and len(names) < len(integers):
+            integer = next(text for text, number in integers.items() if number is not None)
             raise ValueError(
                 f"{len(integers) - len(names)} of {len(integers)} labels are integers, and this is "
-                f"not: {first_record(names[0])}\n{_NAMES_ADVICE}"
+                f"not: {first_record(names[0])}; an integer: {first_record(integer)}\n"
+                f"{_NAMES_ADVICE}"
             )
     ordered = sorted(integers) if classes is None or classes == "names" else list(classes)
     index_of = {name: class_index for class_index, name in enumerate(ordered)}
     return np.array([index_of[text] for text in filled], np.int64), ordered
-
-
-def _are_mostly_integers(
-    names: Sequence[str],
-    texts: Collection[str],
-    counts: Callable[[], Mapping[str | None, int]],
-) -> bool:
-    """Return whether half of the texts or more are integers, or those of half of the records.
-
-    `names` are the texts that are no integers, and `counts` says how many records have each text.
-    """
-    if 2 * len(names) <= len(texts) or len(names) == len(texts):
-        return len(names) < len(texts)
-    records = counts()
-    return 2 * sum(records.get(name, 0) for name in names) <= sum(records.values())
 
 
 def integer_background(background: Label | None, /) -> int:

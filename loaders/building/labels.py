@@ -7,7 +7,6 @@ import os
 import re
 import reprlib
 import shlex
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -181,13 +180,7 @@ class FromTable:
             for problem, bad in mismatches.items()
             if bad
         ]
-        # "é" may be one character, or "e" and an accent, as in the names of files on macOS.
-        if not _normalized(record_keys).isdisjoint(_normalized(unused)):
-            problems.append(
-                "some keys differ only in how Unicode writes an accented letter: convert the keys "
-                "of the table with unicodedata.normalize to the form of the file names"
-            )
-        elif unknown:
+        if unknown:
             problems.append("give such records a background=, or skip them with missing='skip'")
         if problems:
             raise ValueError(
@@ -412,11 +405,6 @@ def _call_function(function: LabelFunction, record: Record, shard: str) -> Any:
 def _duplicates(items: Iterable[str]) -> list[str]:
     """Return the items that occur more than once, each once."""
     return [item for item, count in Counter(items).items() if count > 1]
-
-
-def _normalized(keys: Iterable[str]) -> set[str]:
-    """Return the keys in Unicode's form NFC, where a letter and its accent are one character."""
-    return {unicodedata.normalize("NFC", key) for key in keys if isinstance(key, str)}
 
 
 def _read_table(path: str) -> dict[str, Label | float]:

@@ -7,7 +7,6 @@ import math
 import os
 import reprlib
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -267,12 +266,7 @@ def _class_names(source: object, splits: Sequence[PackedSplit]) -> Classes:
         return source.classes
     names = {name: number for packed in splits for name, number in packed.class_names.items()}
     where = {name: f"record {number}" for name, number in names.items()}.__getitem__
-    counts = Counter[str | None]()
-    for packed in splits:
-        counts.update(packed.label_counts)
-    return assign_classes(
-        list(names), classes=None, background=None, where=where, counts=lambda: counts
-    )[1]
+    return assign_classes(list(names), classes=None, background=None, where=where)[1]
 
 
 def _list_names(source: object) -> set[str]:

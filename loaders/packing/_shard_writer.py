@@ -48,8 +48,7 @@ class PackedSplit:
     - `num_samples` is the number of all samples, if it is known, and `num_records` the number of
       those that were written.
     - `num_keys` and `field_counts` say how many of these have a key, and each field.
-    - `class_names` has the labels that are text, with the number of the first record of each, and
-      `label_counts` how many records have them.
+    - `class_names` has the labels that are text, with the number of the first record of each.
     - `member_suffixes` has for each field the suffixes of its members in a tar, such as "jpg" and
       "png", as the keys of a dict, which keeps their order.
     """
@@ -64,7 +63,6 @@ class PackedSplit:
     num_records: int = 0
     num_keys: int = 0
     class_names: dict[str, int] = field(default_factory=dict)
-    label_counts: Counter[str] = field(default_factory=Counter)
     member_suffixes: dict[str, dict[str, None]] = field(default_factory=dict)
     field_counts: Counter[str] = field(default_factory=Counter)
 
@@ -81,7 +79,6 @@ class PackedSplit:
         self.field_counts.update(values.keys())
         if isinstance(label := values.get("label"), str):
             self.class_names.setdefault(label, number)
-            self.label_counts[label] += 1
 
 
 def write_shards(
