@@ -20,7 +20,6 @@ from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Ids, as_array
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.display import html_table
-from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
 from twinfeed.loaders.tools.backends import to_ragged
 from twinfeed.samplers import validate
@@ -93,7 +92,7 @@ class Results:
 
         Raises:
             ValueError: a result does not have a row for each id, or has another name, dtype or
-                shape than in the last batch; or no dtype can hold all values of a list.
+                shape than in the last batch.
             TypeError: a masked array, or objects.
             IndexError: an id below -1, or one that is not below the number of sample ids.
         """
@@ -104,8 +103,6 @@ class Results:
         for name, column in columns:
             if column.shape[:1] != ids.shape:
                 raise ValueError(f"{name} needs a row for each of {len(ids)} ids: {column.shape}")
-            if not (name and name.isprintable()):  # numpy or zip would change the name
-                raise ValueError(f"the name of a result must be printable, got {name!r}")
         columns = [("id", ids), *columns]
         rows = np.empty(len(ids), [(name, c.dtype, c.shape[1:]) for name, c in columns])
         for name, column in columns:
@@ -135,13 +132,10 @@ class Results:
                 this process has added everything.
 
         Raises:
-            TypeError: `all_gather` is not a function, or returns something else.
             LoaderError: some ids of the pass have no result, or several. Every rank raises it.
             ValueError: results of several ranks or batches differ in name, dtype or shape.
         """
         parts = [self.part()] if all_gather is None else [*all_gather(self.part())]
-        if not all(isinstance(part, np.ndarray) for part in parts):
-            raise TypeError(f"all_gather must return all ranks' parts, got {parts!r:.80}")
         rows = _concatenate(parts)
         ids, first_rows, counts = np.unique(rows["id"], return_index=True, return_counts=True)
         wrong_ids = {
@@ -229,23 +223,9 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
 
     Returns:
         The number of sample ids, the ids of the pass, the run, and the results by name.
-
-    Raises:
-        ValueError: the arrays would take more bytes than the file has. `save` does not compress
-            them, so somebody else made the file, to fill the memory.
     """
-    status = os.fstat(file.fileno())
-    # A sparse file may be long, but take few blocks on the disk: its holes are read as zeros. So
-    # allow at most `LIMITS.inflation` (1024) bytes in memory for each byte on the disk. `st_blocks`
-    # counts blocks of 512 bytes.
-    max_bytes = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)
-    with zipfile.ZipFile(file) as archive:
-        array_bytes = sum(member.file_size for member in archive.infolist())
-        if array_bytes > min(status.st_size, max_bytes):
-            raise ValueError("its arrays have more bytes than the file")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as members:
-            arrays = dict(members)
+    with np.load(file, allow_pickle=False) as members:
+        arrays = dict(members)
     run = json.loads(arrays["run"].item())
     results: dict[str, Any] = {}
     for name in [key.removeprefix("values ") for key in arrays if key.startswith("values ")]:
@@ -302,9 +282,6 @@ def _as_column(name: str, value: Any) -> Array:
 
     If the rows may differ in length, the column is an array of objects, each of which is the array
     of a row: the list [[1, 2], [3]] of arrays becomes a column of two objects.
-
-    Raises:
-        ValueError: the rows of a ragged column differ in dtype, or in shape after the first axis.
     """
     if not isinstance(value, (list, tuple)):
         value = to_ragged(value)  # a ragged tensor becomes a `Ragged` or a list; other values stay
@@ -315,40 +292,18 @@ def _as_column(name: str, value: Any) -> Array:
         return _as_plain_array(name, value)
     rows = [np.array(_as_plain_array(name, row)) for row in value]
     column = np.fromiter(rows, object, len(rows))  # np.array would stack rows of equal length
-    row_dtypes = {_dtype_text(column[row : row + 1]) for row in range(len(rows))}
-    if len(row_dtypes) > 1:
-        raise ValueError(f"the rows of {name} may only differ in length, got {row_dtypes}")
+    if len({_dtype_text(column[row : row + 1]) for row in range(len(rows))}) > 1:
+        raise ValueError(f"the rows of {name} may only differ in length")
     return column
 
 
 def _as_plain_array(name: str, value: Any) -> Array:
-    """Return an array, a tensor on any device, or a list of values as a numpy array.
-
-    numpy converts the values of a list to one dtype, which may change a value: [1, "a"] would
-    become ["1", "a"]. So the result is compared with the list, and a difference is an error.
-
-    Raises:
-        TypeError: masked values, or objects that are neither numbers nor strings.
-        ValueError: a list whose values no single dtype can hold.
-    """
-    items = value if isinstance(value, (list, tuple)) else ()
-    if any(isinstance(item, np.ma.MaskedArray) for item in (value, *items)):
-        raise TypeError(f"{name} is masked: fill it, or add values and mask as two results")
-    try:
-        array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
-        if array.dtype.hasobject:  # as TensorFlow has for strings
-            items = array.tolist()
-            array = np.array(items)
-    except ValueError as error:
-        problem = f"{name} has rows of several shapes: give a list of an array for each id"
-        raise ValueError(problem) from error
-    if array.dtype.hasobject:
-        raise TypeError(f"{name} must be numbers or strings, got objects")
-    # Compare each value of the list with what numpy has made of it, such as 1 with "1".
-    for kept, original in zip(array.ravel().tolist(), np.array(items, "O").flat, strict=False):
-        item = original.item() if hasattr(original, "item") else original
-        if kept != item and item == item:  # a NaN differs from itself, and is allowed
-            raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
+    """Return an array, a tensor on any device, or a list of values as a numpy array."""
+    array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
+    if array.dtype.hasobject:  # as TensorFlow has for strings
+        array = np.array(array.tolist())
+    if array.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be numbers or strings without a mask: fill masked values")
     # numpy's code 2 means a dtype of another package, such as bfloat16 of ml_dtypes, which
     # cannot be saved to a file.
     return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array
