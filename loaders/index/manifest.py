@@ -93,36 +93,15 @@ def array_files(manifest: Mapping[str, Any], /) -> dict[str, int]:
 
 
 def no_index_error(path: Path | Location, /) -> FileNotFoundError:
-    """Return the error for a path without an index.
-
-    - If the path is a file, the message has the command that builds an index of it.
-    - If there are indexes in the folder, the message names them.
-    - Otherwise it names the indexes in the parent folder, next to this path, if there are any, and
-      the command that builds an index.
-    """
+    """Return the error for a path without an index, with the command that builds one there."""
+    shards, out = "SHARDS", path
     if isinstance(path, Path) and path.is_file():
-        command = _build_command(path, path.with_suffix(".index"))
-        problem = f"a file, not an index; index it: {command}"
-    elif inside := _index_names(path, "*"):
-        problem = f"no index here, but in it: {inside}; open one of those"
-    else:
-        names = _index_names(path.parent, "*.index")
-        beside = f", but beside it: {names}" if names else f" (no {MANIFEST})"
-        has_files = isinstance(path, Path) and path.is_dir() and any(path.iterdir())
-        command = _build_command("SHARDS", path / "train.index" if has_files else path)
-        problem = f"no index here{beside}; check the name, or build one: {command}"
+        shards, out = str(path), path.with_suffix(".index")
+    elif isinstance(path, Path) and path.is_dir():
+        out = path / "train.index"
+    command = shlex.join(["twinfeed", "index", shards, "--out", str(out)])
+    problem = f"no index here (no {MANIFEST}); check the name, or build one: {command}"
     return FileNotFoundError(errno.ENOENT, problem, str(path))
-
-
-def _index_names(folder: Path | Location, pattern: str) -> str:
-    """Return the names of up to five indexes in a local folder that match a pattern, as text."""
-    manifests = folder.glob(f"[!.]{pattern}/{MANIFEST}") if isinstance(folder, Path) else ()
-    return ", ".join(sorted(manifest.parent.name for manifest in manifests)[:5])
-
-
-def _build_command(shards: Path | str, out: Path | Location) -> str:
-    """Return the command line that indexes shards and writes the index to `out`."""
-    return shlex.join(["twinfeed", "index", str(shards), "--out", str(out)])
 
 
 def json_digest(data: object) -> str:
@@ -133,11 +112,8 @@ def json_digest(data: object) -> str:
 
 def file_digest(file: Path) -> str:
     """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
     with open_file(file) as data:
-        while chunk := data.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(data, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")

@@ -71,7 +71,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("cat data.index --key nobody", 2, "'nobody'"),
     ("cat data.index 0 --field image", 2, "'image'"),
     ("cat tars/x.index 0", 1, "d-000001.tar"),
-    ("info none.index", 1, "beside it: data.index"),
+    ("info none.index", 1, "no index here (no manifest.json); check the name"),
     ("info data.index/none", 1, "no index here"),
     ("index {a,b --out x.index", 2, "unbalanced or nested braces"),
     ("index no*.tar --out x.index", 1, "no*.tar"),

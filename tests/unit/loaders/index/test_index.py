@@ -293,9 +293,8 @@ IDS = "ids must be integers in one dimension, got "
 # What is wrong, the class of the error, and a word that names what is there or what to do.
 REFUSED: Refused = [
     (opened("nowhere/x"), FileNotFoundError, r"no index here \(no manifest.*twinfeed index SHARDS"),
-    (opened("y.index"), FileNotFoundError, r"beside it: a\.index, data\.index; check"),
-    (opened("."), FileNotFoundError, r"but in it: a\.index, data\.index; open one"),
-    (opened("a/d-000000.tar"), FileNotFoundError, "a file, not an index; index it: twinfeed index"),
+    (opened("."), FileNotFoundError, r"no index here .* --out .*/train\.index"),
+    (opened("a/d-000000.tar"), FileNotFoundError, "no index here .*build one: twinfeed index"),
     (opened("a.index"), FileNotFoundError, r"7 of 12 .* missing here: a/.*03\.tar.*; .* root="),
     (opened("a.index", root="/proc"), FileNotFoundError, "12 of 12 .* give root= the folder"),
     (lambda world: open_index(world / "a.index", root=world / "b"), StaleIndexError, "has changed"),
