@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
-from twinfeed.loaders.formats.example import decode_list, locate
+from twinfeed.loaders.formats.example import decode_list, locate, sample_of
 from twinfeed.loaders.formats.records import Range, Record, Sample
 from twinfeed.loaders.index.options import Label, LabelFrom, as_label
 from twinfeed.loaders.support import checks
@@ -345,10 +345,8 @@ def location_of(record: Record, shard: str, field: Range | None = None) -> dict[
 
 
 def _field_value(field: Range | None) -> Any:
-    """Return the value of a field that gives the label, or None if the record lacks the field.
-
-    Bytes are text, without the space around it. A list of one number is this number. A JSON object
-    becomes a dict and other lists stay lists: the caller refuses them as labels.
+    """Return the value of a field as a label: text, a number, or else a dict or list, to be
+    refused.
     """
     if field is None:
         return None
@@ -369,9 +367,7 @@ def _folder(path: str, level: int) -> str | None:
 
 
 def _parsed_value(source: FromJson | FromExample, record: Record, shard: str) -> Any:
-    """Return the value of a feature of an Example, or at a key path, such as "object.class", of
-    JSON; None if it is missing.
-    """
+    """Return the value of a feature of an Example, or at a path of JSON; None if it is missing."""
     field = record.fields.get(source.field)
     if field is None:
         return None
@@ -392,10 +388,8 @@ def _parsed_value(source: FromJson | FromExample, record: Record, shard: str) ->
 def _call_function(function: LabelFunction, record: Record, shard: str) -> Any:
     """Return the label that the user's function returns for a record."""
     sample: Sample = {"__key__": record.key, "__shard__": shard, "__number__": record.number}
-    for name, field in record.fields.items():
-        sample[name] = field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
     try:
-        return function(sample)
+        return function(sample | sample_of(record))
     except Exception as error:
         problem = f"the function of label= failed: {type(error).__name__}: {error}"
         where = location_of(record, shard)
@@ -408,14 +402,7 @@ def _duplicates(items: Iterable[str]) -> list[str]:
 
 
 def _read_table(path: str) -> dict[str, Label | float]:
-    """Return the labels by key in a CSV or TSV file.
-
-    If the first line has the names "key" and "label", these are the two columns. Otherwise they are
-    the first and the second.
-
-    Raises:
-        ValueError: the file is not such a table, a row is too short, or a key occurs twice.
-    """
+    """Return the labels by key in the first two columns of a file, or those named key and label."""
     rows = csv_rows(path)
     columns = (0, 1)
     names = [name.strip().lower() for name in rows[0]] if rows else []
@@ -437,11 +424,7 @@ def _read_table(path: str) -> dict[str, Label | float]:
 
 
 def _parse_cell(text: str) -> Label | float:
-    """Return the label in a cell of a CSV or TSV table as a str, such as "cat" or "3".
-
-    The text of a float that is not an integer, such as "nan" or "0.5", is returned as a float
-    instead, which the caller refuses as a label: many programs write "nan" for a missing value.
-    """
+    """Return a label in a table; "0.5", and "nan" for missing, as floats, to be refused."""
     text = text.strip()
     try:
         number = float(text)

@@ -43,7 +43,7 @@ from twinfeed.loaders.formats.features import (
     feature_list_ranges,
     list_values,
 )
-from twinfeed.loaders.formats.records import Range
+from twinfeed.loaders.formats.records import Range, Record, Sample
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.limits import LIMITS
 
@@ -119,6 +119,14 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
         raise _corrupt(error, 0) from None
 
 
+def sample_of(record: Record, /) -> Sample:
+    """Return the fields of a scanned record by name: their bytes, or the values of a list."""
+    return {
+        name: field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
+        for name, field in record.fields.items()
+    }
+
+
 def decode_lists(kind: str, lists: Sequence[bytes], /) -> Sequence[Values]:
     """Return the values of each list message: one array with a row for each message, if all have
     equally many numbers, and else a sequence of lists or arrays.
@@ -164,13 +172,8 @@ def encode(features: Mapping[str, Any], /) -> bytes:
 def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
     """Check the values of a feature, and return the `Range` of bytes to read it from.
 
-    The values are data[start:stop], a list in protobuf's wire format, of a kind such as
-    "bytes_list". The list of the single value b"cat" is `0a 03 63 61 74`: the tag of the value, its
-    length, and its bytes.
-
-    A bytes list of one value has the range of the value alone, `63 61 74`, so that it can be read
-    without parsing. Any other list has the range of the whole list. `base` is the offset of `data`
-    in its file.
+    The list of the single value b"cat" is `0a 03 63 61 74`, whose range is that of the value alone,
+    to be read without parsing. Any other list has the range of the whole list.
     """
     num_values = 0
     # The fast path is for a list of one value. All numbers of a list are usually one value too,
@@ -194,10 +197,7 @@ def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> 
 
 
 def _list_ranges(data: bytes) -> dict[str, ListRange]:
-    """Map the name of each feature that has a list of values to where this list is.
-
-    A range is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop).
-    """
+    """Map each feature that has a list to its kind and bytes, such as ("int64_list", 14, 17)."""
     # The fast path parses the one layout that all usual writers produce.
     ranges = canonical_ranges(data)
     if ranges is None:  # another layout: the slow path parses any layout that protobuf allows
@@ -214,11 +214,7 @@ def _values_at(data: bytes, range_: ListRange | None) -> Values:
 
 
 def _parse_list(kind: str, data: bytes) -> Values:
-    """Return the values of a BytesList, FloatList or Int64List message: a list of bytes, float32[n]
-    or int64[n].
-
-    `kind` is "bytes_list", "float_list" or "int64_list".
-    """
+    """Return the values of a list message: a list of bytes, float32[n] or int64[n]."""
     values = [data[start:stop] for start, stop in list_values(kind, data, 0, len(data))]
     if kind == "bytes_list":
         return values
@@ -233,13 +229,9 @@ def _decode_packed(kind: str, packed: bytes) -> npt.NDArray[Any]:
 
 
 def _decode_packed_lists(kind: str, lists: Sequence[bytes]) -> Sequence[Values] | None:
-    """Decode many list messages of packed numbers at once; None if a message has another layout.
+    """Decode many lists of packed numbers by one call of numpy; None if one has another layout.
 
-    One call of numpy for all messages is much faster than one for each. So the numbers of all
-    messages are joined, decoded, and split again.
-
-    A message is a header (the tag 0x0a, and the number of bytes that follow) and the numbers. For
-    example, as int64_lists, `0a 02 07 08` is [7, 8], and `0a 02 ac 02` is [300].
+    As int64_lists, `0a 02 07 08` is [7, 8], and `0a 02 ac 02` is [300].
     """
     # The headers that messages of these sizes must have in this layout: 0a 02 and 0a 02.
     headers = [_packed_header(len(message)) for message in lists]
@@ -260,9 +252,8 @@ def _decode_packed_lists(kind: str, lists: Sequence[bytes]) -> Sequence[Values] 
 def _number_stops(kind: str, packed: bytes, byte_stops: Int64s) -> Int64s | None:
     """Return how many packed numbers are before each byte stop; None if a stop is within a number.
 
-    A float takes 4 bytes. An integer takes one byte or more (a varint), and only its last byte is
-    less than 128. The bytes 7 8 172 2 are the integers 7, 8 and 300: of these, 2 are before byte 2,
-    and 3 before byte 4.
+    Of an integer, only the last byte is below 128: of 7 8 172 2, two are before byte 2, three
+    before 4.
     """
     if kind == "float_list":
         stops, remainders = np.divmod(byte_stops, 4)
@@ -275,17 +266,10 @@ def _number_stops(kind: str, packed: bytes, byte_stops: Int64s) -> Int64s | None
 
 @lru_cache(1 << 12)
 def _packed_header(message_size: int) -> bytes:
-    """Return the first bytes that a list of packed numbers has, if the list has this size.
+    """Return the first bytes of a list of packed numbers of this size, or b"" if there is none.
 
-    The caller compares them with a list. If they are equal, the numbers follow at once, and the
-    list need not be parsed, which takes long. `message_size` is the size of the whole list.
-
-    In protobuf's wire format, the numbers [5, 6] are `0a 02 05 06`: the tag 0a, the length of the
-    numbers, and the numbers. So for 4 bytes, the header is `0a 02`. The length is a varint, which
-    takes 1 byte up to 127, and 2 bytes or more from 128 on.
-
-    If no list can have this size, an empty header is returned. This is so for 130: with a length of
-    127, a list has 2 + 127 = 129 bytes, and with 128, it has 3 + 128 = 131 bytes.
+    The numbers [5, 6] are `0a 02 05 06`. No list has 130 bytes: with a length of 127 it has 129,
+    and with 128, which takes 2 bytes, 131.
 
     >>> _packed_header(4).hex(), _packed_header(130).hex(), _packed_header(131).hex()
     ('0a02', '', '0a8001')
@@ -299,13 +283,7 @@ def _packed_header(message_size: int) -> bytes:
 
 
 def _feature(name: str, value: Any) -> bytes:
-    """Serialize a feature as the list message that suits the type of its values: a bytes_list is
-    field 1 of a Feature, a float_list field 2, and an int64_list field 3.
-
-    Raises:
-        TypeError: a value is not bytes, str or a number.
-        ValueError: an array has several dimensions, a number is too large, or a list is empty.
-    """
+    """Serialize a feature as the list message that suits the type of its values."""
     values = [value] if isinstance(value, _TEXT) or np.ndim(value) == 0 else value
     if len(values) == 0 and not isinstance(values, np.ndarray):
         raise ValueError(
@@ -329,14 +307,7 @@ def _feature(name: str, value: Any) -> bytes:
 
 
 def _exact_integers(name: str, values: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return integers exactly, and other values as they are. `array` is `np.asarray(values)`.
-
-    numpy converts a list to floats if it has integers of uint64 beside others, and to objects if it
-    has larger ones.
-
-    Raises:
-        ValueError: an integer beyond int64.
-    """
+    """Return integers, which numpy may make floats or objects, exactly; else the values."""
     is_converted = array.dtype.kind in "fO" and not isinstance(values, np.ndarray)
     if is_converted and all(isinstance(value, (int, np.integer)) for value in values):
         array = np.array([int(value) for value in values], object)

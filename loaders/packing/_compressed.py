@@ -32,7 +32,7 @@ from twinfeed.loaders.errors import (
     TruncatedShardError,
 )
 from twinfeed.loaders.formats import tar, tfrecord
-from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.formats.example import sample_of
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.sniff import COMPRESSED, compression, compression_advice, is_tar
 from twinfeed.loaders.index.options import Reading
@@ -95,10 +95,7 @@ class CompressedShards:
 
 
 def decompressed_samples(shards: CompressedShards, temporary: Path, /) -> Iterator[dict[str, Any]]:
-    """Decompress shards one after another, and yield their records as samples, in stored order.
-
-    A decompressed shard is a temporary file in a folder that is created in `temporary`.
-    """
+    """Decompress each shard to a temporary file, and yield its records as samples."""
     folder = temporary / "decompressed"
     folder.mkdir()
     for path, below in zip(shards.paths, _below_root(shards.paths), strict=True):
@@ -129,15 +126,7 @@ def _below_root(paths: Sequence[str]) -> list[str]:
 
 
 def _decompress(path: str, name: str, out: Path) -> str:
-    """Decompress the shard at `path` to the file `out`, and return the path of the result.
-
-    A shard that is not compressed is not copied: `path` itself is returned. Errors name the shard
-    as `name`, since `path` may be a temporary copy.
-
-    Raises:
-        DataCorruptionError: the shard is damaged, becomes too large, or is compressed in another
-            format than gzip, bzip2, xz and zlib.
-    """
+    """Decompress a shard to `out`, and return its path; `path` itself if it is plain."""
     kind = compression(read_head(path))
     if kind is None:
         return path
@@ -164,14 +153,7 @@ def _decompress(path: str, name: str, out: Path) -> str:
 def _decompressed_chunks(
     file: BinaryIO, decompressor: Callable[[], Any], name: str
 ) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, chunk by chunk.
-
-    The file may have several compressed streams one after the other, as `cat a.gz b.gz` makes.
-    `decompressor()` returns a new decompressor object for a stream.
-
-    Raises:
-        DataCorruptionError: a stream is damaged or truncated; the error has the file's `name`.
-    """
+    """Yield the decompressed bytes of all streams of a file, as `cat a.gz b.gz` makes them."""
     data = file.read(_CHUNK_BYTES)
     while data:
         start = file.tell() - len(data)
@@ -216,24 +198,14 @@ def _scan(path: str, reading: Reading) -> Iterator[Record]:
 def _as_sample(record: Record, shards: CompressedShards, path: str, below: str) -> dict[str, Any]:
     """Return a record of a compressed shard as a sample to pack: its fields, key and label.
 
-    For a record with the fields image=b"…", id=b"7" and cls=[3], of which `id` is the key and `cls`
-    the label, this is {"image": b"…", "__key__": "7", "label": 3}: a list of a single integer
-    becomes an int, and the key and the label are not packed under their own names too.
-
-    A label may also be one entry of a JSON field. The JSON field is then packed as well, since it
-    has other entries. A label from a folder, a file name or a function belongs to no field.
-
-    Raises:
-        DataCorruptionError: the record lacks the label or the key that `shards` asks for.
-        ValueError: the record has another field "label", which is not the label.
+    The fields image=b"…", id=b"7" and cls=[3], with the key `id` and the label `cls`, become
+    {"image": b"…", "__key__": "7", "label": 3}.
     """
     label, key_field = shards.label, shards.reading.key
     sample: dict[str, Any] = {}
-    for name, field in record.fields.items():
-        value = field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
-        value = value_to_pack(value)
-        is_single_integer = field.kind == "int64_list" and len(value) == 1
-        sample[name] = int(value[0]) if is_single_integer else value
+    for name, value in sample_of(record).items():
+        is_single_integer = record.fields[name].kind == "int64_list" and len(value) == 1
+        sample[name] = int(value[0]) if is_single_integer else value_to_pack(value)
     if key_field is not None:  # the user has named the field of the key
         record = record._replace(key=key_of(key_field, record, path))
         sample.pop(key_field)

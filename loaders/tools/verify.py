@@ -33,7 +33,7 @@ from twinfeed.loaders.building.plan import BuildPlan, add_headers
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local_copy
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
 from twinfeed.loaders.feed.decode import DecodeImage
-from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.formats.example import sample_of
 from twinfeed.loaders.formats.records import Record, Sample, one_by_one
 from twinfeed.loaders.formats.sniff import IMAGE_EXTENSIONS, image_extension
 from twinfeed.loaders.formats.tar import ADVISE_JOIN
@@ -254,20 +254,12 @@ def _undecodable(decode: _Decode, read: tuple[BadRecord, Record | Sample]) -> Ba
     """Decode a record; return the finding if it fails. ImportError is no fault of a record."""
     finding, sample = read
     try:
-        decode(_sample_of(sample) if isinstance(sample, Record) else sample)
+        decode(sample_of(sample) if isinstance(sample, Record) else sample)
     except ImportError:
         raise
     except Exception as error:
         return finding._replace(problem=f"it does not decode: {error!r:.300}")
     return None
-
-
-def _sample_of(record: Record) -> Sample:
-    """Return the fields of a record as `decode` takes them."""
-    return {
-        name: field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
-        for name, field in record.fields.items()
-    }
 
 
 def _decode_images(sample: Sample) -> None:
@@ -355,11 +347,7 @@ class _PlainShard:
         return np.zeros(0, np.int64)
 
     def numbers_at(self, offsets: Int64s) -> Int64s:
-        """Return for each offset the number of the record that contains it; -1 if none does.
-
-        That is the last record that starts at the offset or before it. If record 0 starts at 10 and
-        record 1 at 50, offsets 5, 10 and 60 give -1, 0 and 1.
-        """
+        """Return the number of the last record that starts at or before each offset, or -1."""
         starts, numbers = np.array(self.offsets, np.int64), np.array(self.numbers, np.int64)
         by_start = np.lexsort((numbers, starts))
         num_started = np.searchsorted(starts[by_start], offsets, side="right")
@@ -397,10 +385,7 @@ class _IndexedShard:
                 yield from self._read(reader, np.arange(first, min(first + _BATCH, self.stop)))
 
     def _offsets(self) -> Int64s:
-        """Return the largest offset of the fields of each record, which lies within the record.
-
-        It is -1 for a record that lacks all fields.
-        """
+        """Return an offset within each record, the largest of its fields; -1 without fields."""
         offsets = np.full(self.num_records, -1)
         for field in self.index.fields:
             rows = self.index.table(field)[self.start : self.stop]
@@ -427,10 +412,8 @@ class _IndexedShard:
             yield BadRecord(self.name, number, key=keys[n]), sample
 
     def findings(self) -> list[BadRecord]:
-        """Return what is bad.
-
-        A bad record that the index excludes was bad at the build too, and is no finding. A checksum
-        over the whole shard that differs is one, unless a bad record explains it.
+        """Return what is bad, but not a bad record that the index excludes, as it was bad at the
+        build.
         """
         scan, unreadable = self.scan, [*self.unreadable.values()]
         if scan is None:
