@@ -48,21 +48,15 @@ class FieldBuffer:
         self.values: list[Array] = []
 
     def add(self, index: int, range_: Range, offset_or_file: int) -> None:
-        """Add the field of a record, which has this index in the batch.
-
-        `offset_or_file` is the byte offset of the field in the shard, or the number of its file if
-        the field is a whole file. Earlier records of the batch that are not added lack the field.
+        """Add the field of the record with this index in the batch, by its offset, or number of its
+        file.
         """
         self.add_missing_rows(index)
         self.rows.extend((offset_or_file, range_.length, crc32c(range_.data)))
         self.add_values([range_.data])
 
     def add_chunk(self, index: int, chunk: RecordChunk, starts: Int64s, stops: Int64s) -> None:
-        """Add the field of several records of a chunk; the first has this index in the batch.
-
-        The bytes of the field are `[starts, stops)` of the chunk's data, one range for each record.
-        Earlier records of the batch that are not added lack the field.
-        """
+        """Add the field of several records: the bytes `[starts, stops)` of the data of a chunk."""
         self.add_missing_rows(index)
         offsets, lengths = starts + chunk.offset, stops - starts  # offsets in the shard
         checksums = np.array(crc32c_of_each(slices(chunk.data, starts, stops)), np.int64)
@@ -71,11 +65,7 @@ class FieldBuffer:
         self.add_values(slices(chunk.data, starts, stops))
 
     def add_values(self, lists: Iterable[bytes]) -> None:
-        """Decode and add the numbers of further records, given as serialized lists.
-
-        Values are only needed as long as the field can be a column: every record so far has equally
-        many numbers, at most `WIDEST_COLUMN`.
-        """
+        """Decode the numbers of further records, as long as the field can be a column."""
         if self.can_be_column:
             values = [np.asarray(self.decode(data)) for data in lists]
             if self.num_decoded == 0:
@@ -86,20 +76,13 @@ class FieldBuffer:
             self.can_be_column = is_equal and self.column_width <= WIDEST_COLUMN
 
     def add_missing_rows(self, num_records: int) -> None:
-        """Append rows for records that lack the field, until there are `num_records` rows.
-
-        Only records with the field add a row when they are scanned. So if records 0 and 3 have the
-        field, the missing rows of 1 and 2 are appended before the row of record 3 is.
-        """
+        """Append rows for records that lack the field, until there are `num_records` rows."""
         num_rows = len(self.rows) // len(MISSING_ROW)  # a row is three integers
         self.rows.extend(MISSING_ROW * (num_records - num_rows))
 
     def arrays(self, number: int, num_records: int, *, whole_files: bool) -> dict[str, Array]:
-        """Return the arrays of the current batch, for the field with this `number` N.
-
-        - `rows-N` says where the field is in each record: its offset, length and CRC. If fields are
-          whole files (`whole_files`), a row has the number of the file in place of the offset.
-        - `values-N` has the numbers of each record, if all records have equally many.
+        """Return the arrays of the batch for field N: `rows-N`, and `values-N` if it can be a
+        column.
         """
         self.add_missing_rows(num_records)  # for the last records of the batch
         arrays: dict[str, Array] = {f"rows-{number}": self.row_array(whole_files=whole_files)}
@@ -109,11 +92,7 @@ class FieldBuffer:
         return arrays
 
     def row_array(self, *, whole_files: bool) -> Array:
-        """Return the rows of the batch, (offset or file, length, CRC), and update the maxima.
-
-        `self.rows` has three integers for each record, one after another. The array has the
-        narrowest dtype for the largest values of all batches so far.
-        """
+        """Return the rows of the batch in the narrowest dtype for the largest values so far."""
         offsets_or_files, lengths, crcs = np.frombuffer(self.rows, np.int64).reshape(-1, 3).T
         self.max_offset = max(self.max_offset, int(offsets_or_files.max()))
         self.max_length = max(self.max_length, int(lengths.max()))

@@ -9,7 +9,6 @@ table of labels and its keys are loaded as a whole.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,13 @@ from twinfeed.loaders.building.classes import (
 )
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
-from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, integer_type, row_type
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import explain_full_disk
 
 
 def write_index(path: Path, stats: IndexStats, /, *, classes: Classes) -> None:
-    """Merge the parts of all shards into an index, and write it to the folder `path`.
-
-    A part is the file with the arrays of one scanned shard. `stats` has the totals over all parts,
-    and lists their files. `classes` is the argument of `build_index`.
-    """
+    """Merge the parts that `stats` lists into an index, and write it to the folder `path`."""
     stats.check()
     with index_writer(path) as store:
         merger = _IndexMerger(store, stats, classes)
@@ -49,14 +43,6 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Classes) -> None:
                 except (IndexError, KeyError) as error:  # its statistics name a missing array
                     raise damaged_part(file) from error
             content = merger.finish()
-            is_by_folder = stats.options.label_from == "folder" and stats.options.container == "tar"
-            if is_by_folder and len(merger.class_names) == 1 and stats.num_records > 1:
-                warnings.warn(
-                    f"all records are in the folder {merger.class_names[0]!r}: "
-                    "FromFolder(level=1) (--label-folder-level 1) takes the next folder",
-                    ShardWarning,
-                    stacklevel=3,
-                )
             # `left_out` and `broken` are keys of the manifest, the JSON file of an index.
             options = replace(
                 stats.options,
@@ -87,14 +73,9 @@ class _ColumnWriter:
         self.num_missing = 0
 
     def write(self, items: Array) -> None:
-        """Append an item for each of the next records to the file, and update the digest.
+        """Append values, or locations, to the file, and update the digest.
 
-        The items are either the values of a column, such as 5, or the locations of a field in a
-        shard: (offset, length, CRC of the bytes).
-
-        The digest must be the same for equal records in a TFRecord and in a tar. Values are added
-        to it as they are. A location adds only its CRC, since the offset differs between the
-        formats: (100, 3, 71) and (200, 5, 72) add 71 and 72. A missing field adds -1.
+        It must be the same in a TFRecord and a tar, so of a location only the CRC is added, or -1.
         """
         self.file.add(items)
         if self.digest_input == "crc32c":  # locations
@@ -160,26 +141,15 @@ class _IndexMerger:
                 self.set_classes()
 
     def new_column(self, name: str, dtype: str, width: int) -> None:
-        """Create a column with `width` values per record. Floats are stored in 4 bytes.
-
-        The digest of a column is over values of 8 bytes, so it does not depend on the stored type.
-        """
+        """Create a column of `width` values per record, whose digest is over values of 8 bytes."""
         num_records = self.stats.num_records
         shape = (num_records,) if width == 1 else (num_records, width)
         file = self.store.new(f"column-{len(self.column_writers)}", dtype, shape)
         self.column_writers[name] = _ColumnWriter(file, "<i8" if dtype == "<i8" else "<f8")
 
     def set_classes(self) -> None:
-        """Compute the class index of each label in `stats.vocabulary`, and the class names.
-
-        This is called when the labels of all parts, or of the table, are known. There are two kinds
-        of indexes, whose distinct labels are for example:
-
-        - texts, such as ["dog", "cat"] or ["7", "5"]: `assign_classes` decides;
-        - integers, such as [7, 5]: they are the class indices already.
-
-        The label None means all records without a label. They get the default label, which is
-        the option `background`.
+        """Compute the class index of each label, when those of all parts, or of the table, are
+        known.
         """
         stats, default = self.stats, self.stats.options.background
         labels = stats.vocabulary.names
@@ -198,18 +168,7 @@ class _IndexMerger:
             )
 
     def add(self, part: ShardPart) -> None:
-        """Append the arrays of a part, which is the result of scanning one shard, to the index.
-
-        A part is read in record batches. Each has, where they apply:
-
-        - `keys-text` and `keys-ends`: the keys of all records, joined, and the end of each key;
-        - `files-text` and `files-ends`: the paths of loose files in the same form;
-        - `labels`: integers; or `names`: the indices of label names;
-        - `values-N`: the numbers of a field that is a column of the index. N is the number of the
-          field in this part;
-        - `rows-N`: the location of any other field in each record. It is missing if no record of
-          the batch has the field.
-        """
+        """Append the arrays of a part to the index, a record batch at a time; see `RecordBatch`."""
         field_numbers = {name: number for number, name in enumerate(part.fields)}
         # A label name has one number in the part, another in the vocabulary of all parts, and a
         # third as a class. For a part with the names ["dog", "cat"], the vocabulary
@@ -236,13 +195,10 @@ class _IndexMerger:
         self.num_earlier_files += part.num_files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, num_records: int) -> None:
-        """Append a row for each of the next `num_records` records, which says where a field is.
+        """Append where a field is in each record; `rows` is None if no record has it.
 
-        A row is (offset, length, CRC). If each field is a whole file, such as an image, a row has
-        the number of the file in place of the offset. The files of each scanned shard are numbered
-        from 0: after 5 files of earlier shards, the numbers 0, 1 become 5, 6 in the index.
-
-        `rows` is None if none of the records has the field.
+        The files of each part are numbered from 0: after 5 files of earlier parts, 0 and 1 become 5
+        and 6.
         """
         if rows is None:
             rows = np.array([MISSING_ROW] * num_records, writer.file.dtype)
@@ -256,8 +212,7 @@ class _IndexMerger:
     def join_table(self, table: FromTable) -> None:
         """Write the label of each record, looked up by its key in a table, as the column "label".
 
-        For the keys a, b, c and the table {a: dog, b: cat, c: dog}, the column is [1, 0, 1]: the
-        indices of the sorted names. The keys of all records are in the index already.
+        For the keys a, b, c and the table {a: dog, b: cat, c: dog}, the column is [1, 0, 1].
         """
         text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))  # their content
         # With a default label (the option `background`), the table may lack keys. The label of
@@ -271,15 +226,8 @@ class _IndexMerger:
         self.column_writers["label"].write(self.class_indices[vocabulary_indices])  # [1, 0, 1]
 
     def finish(self) -> dict[str, Any]:
-        """Write what can only be written after the last part, and return the manifest's content.
-
-        - the column "label", if the labels come from a table, in which the records' keys are looked
-          up (`FromTable`);
-        - the class order: the ids of all records, sorted by class;
-        - the names of the classes.
-
-        Returns:
-            the content of the manifest, without the options and the list of arrays.
+        """Write what needs all parts, a table's labels and the class order; return the manifest's
+        content.
         """
         stats, store = self.stats, self.store
         if stats.table is not None:

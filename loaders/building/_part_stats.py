@@ -42,11 +42,8 @@ class FieldTotals:
         self.max_offset = self.max_length = self.num_shards = 0
 
     def add(self, stats: FieldStats, path: str, num_records: int) -> None:
-        """Add the statistics of the field in the shard at `path`, which has `num_records` records.
-
-        The totals decide how the index stores the field: the maxima give its integer types, and the
-        field is stored as a column of numbers if it has the same width in all shards. The width is
-        how many numbers every record has, or 0 if records differ. An empty shard has no width.
+        """Add the statistics of the field in the shard at `path`; a shard without records has no
+        width.
         """
         self.first_shards.setdefault(stats.kind, path)
         self.max_offset = max(self.max_offset, stats.max_offset)
@@ -61,10 +58,8 @@ class FieldTotals:
         return next(iter(self.first_shards))
 
     def column_width(self, num_nonempty_shards: int) -> int:
-        """Return the number of values per record if the field can be a column, otherwise 0.
-
-        In a column, every record of every shard has the same number of values. So the field must
-        occur in all shards that have records; these are `num_nonempty_shards`.
+        """Return the number of values per record, or 0 unless all shards with records have the
+        field.
         """
         is_column = len(self.widths) == 1 and self.num_shards == num_nonempty_shards
         return next(iter(self.widths)) if is_column else 0
@@ -107,11 +102,7 @@ class IndexStats:
             self.add(part)
 
     def add(self, part: ShardPart) -> None:
-        """Add the statistics of the next part, which is one scanned shard.
-
-        Records are left out because the user excludes them (`num_excluded`), or because they lack
-        a field or label (`num_skipped`). An incomplete part ends at a bad record of the shard.
-        """
+        """Add the statistics of the next part, which is one scanned shard."""
         self.options = part.options  # the same in all parts
         for name, (count, size) in part.string_sizes.items():  # of keys, and of paths of files
             total_count, total_size = self.string_sizes.get(name, (0, 0))
@@ -136,14 +127,7 @@ class IndexStats:
             self.fields[name].add(stats, part.path, part.num_records)
 
     def mixed_features(self) -> set[str]:
-        """Return the names of bytes features with one value in some records, several in others.
-
-        A feature with one value has the kind "bytes", with several "bytes_list". Both kinds may be
-        in one shard, or in different shards.
-
-        Raises:
-            ValueError: a feature has any other two kinds, such as "bytes" and "float_list".
-        """
+        """Return the bytes features with one value in some records, and several in others."""
         mixed = set(self.mixed_within_shard_features)
         for name, totals in self.fields.items():
             first_shards = totals.first_shards  # the first shard with the feature, by its kind
@@ -158,14 +142,7 @@ class IndexStats:
         return mixed
 
     def check(self) -> None:
-        """Raise an error if no index can be made of the parts; warn of shards without records.
-
-        Raises:
-            KeyError: no record has a field that the user has named.
-            ValueError: there are no records; they have neither fields nor labels, or too many
-                fields; some labels are integers, and others are names; or labels are to be looked
-                up in a table by key, but records have no keys, or a field "label" of their own.
-        """
+        """Raise an error if no index can be made of the parts; warn of shards without records."""
         if not self.num_records:
             raise ValueError(
                 f"no records: all {len(self.shard_paths)} shards are empty, or every record is "
@@ -228,16 +205,7 @@ class IndexStats:
         raise AssertionError(text)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays of an index that have an item for each shard, in a dict by name.
-
-        - "shards": the size of the shard in bytes, and a CRC over the headers of its records;
-        - "shardlengths": the number of its records: [3, 2] for shards with 3 and 2 records;
-        - "shardstops": the number of records up to its end: [3, 5];
-        - "shardpaths-text" and "shardpaths-ends": its path, as a column of strings;
-        - "shardsums": its SHA-256, if the build was asked for it;
-        - "tags-text" and "tags-ends": its ETag, by which an object store names a version of an
-          object, as a column of strings, if the store reported any.
-        """
+        """Return the arrays of an index that have an item for each shard, by name."""
         lengths = np.array(self.shard_lengths, np.int64)  # [3, 2]
         stops = np.cumsum(lengths)  # [3, 5]
         shards = np.array(list(zip(self.shard_sizes, self.headers_crcs, strict=True)), SHARD)

@@ -100,10 +100,7 @@ class ShardPart:
 
     @classmethod
     def load(cls, file: Path, /, *, check: bool = True) -> ShardPart | None:
-        """Load a part; return None if the file is missing, truncated or damaged.
-
-        With `check`, all arrays are read too, to compare them with their CRCs.
-        """
+        """Load a part, with all its arrays if `check`; return None if it is missing or damaged."""
         try:
             with open_file(file) as data, zipfile.ZipFile(data) as archive:
                 if check and archive.testzip() is not None:
@@ -143,9 +140,7 @@ def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
 
 
 def damaged_part(file: Path, /) -> IndexFormatError:
-    """Return the error for a missing or damaged part: a file with the arrays of one scanned shard,
-    or an unfinished array of the index.
-    """
+    """Return the error for a missing or damaged part, or an unfinished array of the index."""
     return IndexFormatError(
         "a part of the unfinished index is missing or damaged",
         path=file,
@@ -168,10 +163,7 @@ class PartFile:
         self.block_arrays.append((num_records, list(arrays)))
 
     def finish(self, part: ShardPart, /) -> None:
-        """Write the statistics of the part as JSON.
-
-        `block_arrays` lists the arrays of each record batch that was written.
-        """
+        """Write the statistics of the part as JSON, with the arrays of each record batch."""
         part.block_arrays = self.block_arrays
         # "file" is left empty, since `ShardPart.load` sets it to the file that it reads.
         stats = vars(part) | {"options": vars(part.options), "file": ""}

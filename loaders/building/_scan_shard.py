@@ -62,10 +62,8 @@ _LABEL_ADVICE = (
 
 
 def build_part(plan: BuildPlan, job: Job, file: str) -> None:
-    """Scan the shard (or the loose files) of a job, check every checksum, and write its part.
-
-    The part, which is merged into the index later, is written to `file`. This function runs in a
-    worker process.
+    """Scan the shard (or the loose files) of a job with every checksum, and write its part to
+    `file`.
     """
     is_shard = not job.entries
     source = join(plan.root, job.shard) if is_shard else plan.root
@@ -88,14 +86,10 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
 
 
 def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
-    """Add every record of a shard to the scanner, except for the records that the user excludes.
+    """Add every record of a shard to the scanner, but for those that the user excludes.
 
-    The user may exclude single records, whose numbers are in `job.exclude`, and all records from
-    the number `job.stop` on. Errors in an excluded record are ignored. From `job.stop` on, the
-    shard may be unreadable: then the scan ends without an error, and the part, which is the result
-    of the scan, is marked as incomplete.
-
-    With `exclude={2}` and `stop=5`, the records 0, 1, 3 and 4 of a shard with 7 are added.
+    With `exclude={2}` and `stop=5`, the records 0, 1, 3 and 4 of a shard with 7 are added. From
+    `stop` on, the shard may be unreadable: the part is then incomplete.
     """
     part = scanner.part
     excluded: set[int | None] = set()  # the numbers of the records that were excluded: {2, 5, 6}
@@ -167,10 +161,8 @@ class ShardScanner:
         self.labels: list[Label | None] = []
 
     def add(self, record: Record) -> None:
-        """Add a record to the batch; skip it if its key is not wanted.
-
-        A record that lacks a field or the label is skipped too, or raises DataCorruptionError, as
-        the option `missing` says.
+        """Add a record to the batch, unless its key is not wanted, or it lacks something and is
+        skipped.
         """
         if self.options.key is not None:
             record = record._replace(key=key_of(self.options.key, record, self.path))
@@ -190,10 +182,9 @@ class ShardScanner:
         self.finish_records(1, len(fields))
 
     def add_chunk(self, chunk: RecordChunk) -> None:
-        """Add the records of a chunk, which all have the same fields, to the batch.
+        """Add the records of a chunk as arrays, without a Python object for each record.
 
-        They are added as arrays, without a Python object for each record. The comments show a chunk
-        of 3 records, of which the second has no label and is skipped.
+        The comments show a chunk of 3 records, of which the second has no label and is skipped.
         """
         if self.options.key is not None:  # a field of the record is its key
             # Raises an error if the first record lacks the field. Then all records lack it.
@@ -232,14 +223,9 @@ class ShardScanner:
         self.finish_records(len(kept), len(fields))
 
     def add_labels(self, chunk: RecordChunk) -> Iterator[int]:
-        """Add the label of each record of a chunk to the batch, and yield the index of the record.
+        """Add the label of each record of a chunk, and yield the index of each that is not skipped.
 
-        If the second of 3 records lacks a label and is skipped, 0 and 2 are yielded. The caller may
-        check the fields of a record between two labels.
-
-        A label is computed either from the bytes of a field, or from the record's key, in which its
-        folder or file name is. To compute it is slow and most labels repeat, so labels are cached
-        by the bytes or the key.
+        Labels are cached by the bytes or the key that they are computed from, since most repeat.
         """
         if self.label_source is None:
             yield from range(len(chunk.headers))  # all records; each has a header
@@ -272,16 +258,8 @@ class ShardScanner:
             self.write_batch()
 
     def add_label(self, record: Record) -> bool:
-        """Add the label of a record to the batch; return False if the record must be skipped.
-
-        What happens to a record without a label depends on two options:
-
-        - With a default label (`background`), None is added. When the index is merged, the default
-          label replaces None.
-        - Otherwise, with `missing="skip"`, the record is skipped.
-
-        Raises:
-            DataCorruptionError: the record has no label, and the build has neither option.
+        """Add the label of a record, or None for the default label; return False to skip the
+        record.
         """
         source = self.label_source
         if source is None:
@@ -310,14 +288,10 @@ class ShardScanner:
             check_one_kind(first_labels)
 
     def select_fields(self, record: Record) -> list[tuple[str, str]] | None:
-        """Return the fields of a record that are indexed, as pairs of names.
+        """Return the indexed fields of a record, as (name in the index, name in the record).
 
-        A pair is (name in the index, name in the record). With the option
-        `fields={"image": "jpg;png"}`, a record with the fields "png" and "txt" has the result
-        [("image", "png")]. Without it, all fields keep their names; the key and the label are not
-        among them.
-
-        None is returned if the record lacks a field and is skipped for this (`missing="skip"`).
+        With `fields={"image": "jpg;png"}`, a record of "png" and "txt" has [("image", "png")]. None
+        is returned if the record lacks a field and is skipped.
         """
         if self.options.fields is None:
             return [(name, name) for name in record.fields if name not in self.key_and_label_names]
@@ -336,31 +310,14 @@ class ShardScanner:
         return selected
 
     def skip_or_raise(self, missing_item: str, record: Record, advice: str) -> None:
-        """Count a record that lacks a field or label as skipped, or raise an error.
-
-        `missing_item` names the field or label in the error.
-
-        Raises:
-            DataCorruptionError: `options.missing` is not "skip".
-        """
+        """Count a record that lacks an item as skipped, or raise an error that names the item."""
         if self.options.missing != "skip":
             tar_advice = _TAR_ADVICE if self.options.container == "tar" else ""
             raise missing_error(missing_item, record, self.path, advice + tar_advice)
         self.part.num_skipped += 1
 
     def add_field(self, name: str, range_: Range, first_file_number: int, number: int) -> None:
-        """Add a field of a record to the batch.
-
-        A field of a shard is located by its byte offset. If the records are loose files, each field
-        is a whole file, and is located by the number of this file among all files of the job.
-
-        Args:
-            name: the name of the field in the index.
-            range_: where the field is in its file, and its bytes.
-            first_file_number: the number of the record's first file among all files of the job: 6
-                for the fourth record, if each record is an image and a caption.
-            number: the number of the record in the shard, for errors.
-        """
+        """Add a field of a record to the batch, by its offset or by the number of its file."""
         if range_.kind == "bytes" and name in self.options.lists:  # the user wants lists
             range_ = self.as_list(range_)
         buffer = self.buffer_of(name, range_.kind, number)
@@ -372,15 +329,8 @@ class ShardScanner:
             buffer.add(self.num_records, range_, offset_or_file)
 
     def buffer_of(self, name: str, kind: str, number: int) -> FieldBuffer | None:
-        """Return the buffer of a field, which has this `kind` in the record with this `number`.
-
-        None is returned if the field has one bytes value in some records, and several values in
-        others. Then the field is added to `part.mixed_features`, and at the end of the scan the
-        build starts again, and reads this field as a list in every record.
-
-        Raises:
-            ValueError: the field has any other two kinds, such as "bytes" and "float_list", or is
-                called "label" but is not the label.
+        """Return the buffer of a field; None if it is a list in other records, and all are scanned
+        again.
         """
         buffer = self.buffers.get(name)
         if buffer is None:
@@ -401,12 +351,7 @@ class ShardScanner:
         return buffer
 
     def as_list(self, range_: Range) -> Range:
-        """Widen the range of a bytes value, so that it can be read as a list of one value.
-
-        In the file, a list of one value is a protobuf message: a tag, the length of the value, and
-        the value. The list of b"cat" is `0a 03 63 61 74`. `range_` covers the last three bytes, the
-        value, with a `prefix_length` of 2. The result covers all five bytes, the list.
-        """
+        """Widen the range of a bytes value to a list of one value: `0a 03 63 61 74` for b"cat"."""
         prefix_length = range_.prefix_length
         start = range_.offset - prefix_length
         with open_file(self.path) as file:
@@ -414,12 +359,7 @@ class ShardScanner:
         return Range("bytes_list", start, len(data), data, range_.file_number)
 
     def write_batch(self) -> None:
-        """Write the current batch to the part's file, add it to the statistics, start the next.
-
-        It has the records that were added since the last call. It is written as named arrays: where
-        each field is in each record ("rows-0", "values-0", …), the keys, the paths of loose files,
-        and the labels. A part is the file with all batches of a shard.
-        """
+        """Write the batch to the part's file, add it to the statistics, and start the next."""
         part, arrays = self.part, dict[str, Array]()
         for number, buffer in enumerate(self.buffers.values()):
             if buffer.rows:
@@ -438,13 +378,8 @@ class ShardScanner:
         self.start_batch()
 
     def label_arrays(self) -> dict[str, Array]:
-        """Return the labels of the batch as an array, in a dict with the name of the array.
-
-        1. The labels are names, such as ["dog", None, "dog"]: the array "names" has the index of
-           each in the vocabulary of this shard, [0, 1, 0]. None, for a record without a label, has
-           an index too. Classes are numbered later, when the names of all shards are known.
-        2. The labels are integers, such as [7, None, 5]: the array "labels" has them, and the
-           default label (the option `background`) for None: [7, 0, 5] if it is 0.
+        """Return the labels of the batch, integers, or names by their index in the shard's
+        vocabulary.
         """
         if "integers" not in self.part.first_labels:
             return {"names": self.vocabulary.add(self.labels)}

@@ -98,11 +98,7 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
 
 
 def _parse_line(line: str) -> BadRecord:
-    """Return the `BadRecord` that a line of JSON holds.
-
-    Raises:
-        TypeError, ValueError: the line is not JSON, has unknown fields, or values of wrong types.
-    """
+    """Return the `BadRecord` of a line of JSON; raise TypeError or ValueError for another."""
     bad = BadRecord(**json.loads(line))
     has_number = type(bad.record) is int and bad.record >= 0  # a bool is not a number
     if not (has_number and isinstance(bad.shard, str) and isinstance(bad.rest, bool)):
@@ -157,12 +153,7 @@ def _parse_item(item: Any, root: Root) -> BadRecord:
 
 
 def _check_keys(job: Job, bad_records: Iterable[BadRecord]) -> None:
-    """Raise ValueError if a bad record has another key than the record with its number in the job.
-
-    Then files were added or removed since the list of bad records was written, and its numbers are
-    wrong. This can only be checked for loose files, whose keys are listed in `job.entries`; for a
-    shard, this list is empty.
-    """
+    """Raise ValueError if a loose file has another key now than in the list of bad records."""
     for bad in bad_records:
         is_listed = 0 <= bad.record < len(job.entries)
         if is_listed and bad.key not in (None, job.entries[bad.record].key):

@@ -132,11 +132,8 @@ def build_index(
 def _build_lock(folder: Path) -> Iterator[None]:
     """Lock the folder of parts while they are built and merged, and delete them after that.
 
-    A part is a file with the arrays of one shard. After an error, the parts of large shards are
-    kept: the next build uses them, since it takes long to scan the shards again.
-
-    The folder is inside the index's own folder, which locking creates too. Both are removed if they
-    are empty at the end; but a folder of the index that existed before is never removed.
+    After an error, the parts of large shards are kept for the next build. A new folder of an index
+    that stays empty is removed.
     """
     index_existed = folder.parent.exists()
     try:
@@ -157,11 +154,7 @@ def _build_lock(folder: Path) -> Iterator[None]:
 
 
 def _is_worth_keeping(file: Path) -> bool:
-    """Return whether the next build should use a file: a complete part of a large shard.
-
-    A part holds the scanned arrays of one shard, or of many loose files. The sizes of loose files
-    are not known, so each is estimated as 1 KiB.
-    """
+    """Return whether the next build should use a file: a complete part of a large shard."""
     part = ShardPart.load(file, check=False)
     return part is not None and max(part.bytes, part.num_files << 10) >= MIN_KEPT_BYTES
 
@@ -171,14 +164,8 @@ def _build_parts(
 ) -> Iterator[ShardPart]:
     """Build the parts that are missing in `folder`, and yield the part of every job.
 
-    A job is to scan one shard, or a group of loose files, and its part is the file with the scanned
-    arrays. The name of the file is a hash of the plan, the shard's path, its size and its time or
-    ETag, so a part of an earlier build is found if it still fits. If a function gives the labels,
-    every part is built again, since the function may return other labels.
-
-    Parts are built on the `executor`. Without one, they are built here, or for remote shards on a
-    few threads, since most of the time goes into downloads. A label function is not called on
-    threads, which it may not support.
+    A part's name is a hash of the plan and of the shard's path, size and time or ETag. Functions
+    for labels are called anew, and never on threads, which they may not support.
     """
     digest = plan.digest()
     states = [f"{digest} {state}" for state in job_states(plan.root, jobs)]
@@ -208,10 +195,7 @@ def _build_parts(
 
 
 def _run_on(executor: Executor, tasks: Sequence[tuple[BuildPlan, Job, str]]) -> Iterator[None]:
-    """Run `build_part` for all tasks on an executor, and yield None whenever one is finished.
-
-    If a task fails, its error is raised, and tasks that have not started are cancelled.
-    """
+    """Run `build_part` for all tasks on an executor; after an error, cancel those not started."""
     futures = [executor.submit(build_part, *task) for task in tasks]
     # Not `as_completed`: a KeyboardInterrupt in it may leave locks of the futures locked.
     done = SimpleQueue[Future[None]]()

@@ -147,10 +147,7 @@ def check_classes(classes: Classes, /) -> Classes:
 
 
 def _as_integer(text: str) -> int | None:
-    """Return the int64 that a text is, such as "17", "-1", "007" or "7.0"; None for a name.
-
-    A fraction of zeros, which other programs write for a column of floats, is accepted up to 2^53.
-    """
+    """Return the int64 that a text is, such as "17", "-1", "007" or "7.0"; None for a name."""
     match = re.fullmatch(r"(-?)0*([0-9]{1,19})(\.0*)?", text)
     if match is None:
         return None
@@ -216,10 +213,7 @@ def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str]
 
 
 def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield the ids and labels of the records with a label from `low` to `high`, chunk by chunk.
-
-    A chunk is `READ_ITEMS` consecutive records.
-    """
+    """Yield ids and labels of the records with a label from `low` to `high`, in chunks."""
     for start in range(0, len(labels), READ_ITEMS):
         chunk = labels[start : start + READ_ITEMS]
         positions = np.flatnonzero((chunk >= low) & (chunk <= high))
@@ -229,8 +223,7 @@ def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int6
 def _count_classes(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
     """Return the distinct labels, sorted, the count of each, and the first record of each.
 
-    Like `np.unique(labels, return_index=True, return_counts=True)`, but `READ_ITEMS` labels at a
-    time, to bound memory. For [7, 5, 7]: [5, 7], [1, 2] and [1, 0].
+    It is `np.unique` in chunks, to bound memory. For [7, 5, 7]: [5, 7], [1, 2] and [1, 0].
     """
     values, counts, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
     for start in range(0, len(labels), READ_ITEMS):

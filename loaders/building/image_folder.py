@@ -99,12 +99,9 @@ def no_images_error(
 
 
 def _files_below(root: str | os.PathLike[str]) -> list[str]:
-    """Return the paths of the files below `root`, relative to it, sorted.
+    """Return the sorted paths of the files below `root`, and of folders left out ("a/more/").
 
-    Hidden files and indexes are skipped. Links to folders are not followed, nor folders of the
-    system. Both are listed with a "/" at the end, such as "cat/more/", so that a warning can name
-    what is left out. Links in `root` itself are not listed, since `empty_class_folders` reports
-    them as class folders.
+    Links in `root` itself are not listed, since `empty_class_folders` reports them.
     """
     paths = []
     for folder, folders, names in os.walk(root, onerror=_raise):

@@ -124,14 +124,7 @@ def add_headers(checksum: int, headers: Iterable[bytes]) -> int:
 
 
 def _field_aliases(fields: Fields | None) -> dict[str, str] | None:
-    """Map the name of each field in the index to the names that it may have in a record.
-
-    The names are joined by ";". The list ["txt"] becomes {"txt": "txt"}. A mapping, such as
-    {"image": "jpg;jpeg"}, is returned unchanged.
-
-    Raises:
-        TypeError: `fields` is not a mapping or a list of names.
-    """
+    """Map each field to its names in the records, with ";" between; a list to themselves."""
     if fields is None:
         return None
     if isinstance(fields, str):

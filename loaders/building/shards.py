@@ -123,13 +123,9 @@ def check_distinct(names: Iterable[str], /) -> None:
 
 
 def _exists(name: str) -> bool:
-    """Return whether to take a name as it is, since a file or an object has exactly this name.
+    """Return whether a file or an object has exactly this name, such as `a[1].tar`.
 
-    A file may be called `a[1].tar`, for example, which would not match itself as a pattern. If
-    False is returned, the caller expands the name as a pattern.
-
-    To ask a store whether an object exists takes a request. So False is returned at once for a URL
-    without any of the characters `*?[{`: such a pattern expands to the URL itself anyway.
+    For a URL without `*?[{` this is False at once, without a request.
     """
     if not is_url(name):
         return os.path.exists(name)
@@ -143,11 +139,7 @@ def _exists(name: str) -> bool:
 
 
 def _glob(name: str) -> list[str]:
-    """Return the files or URLs that match a glob, or the name itself if it is not a glob.
-
-    Raises:
-        FileNotFoundError: nothing matches.
-    """
+    """Return the files or URLs that match a glob, or the name itself if it is not a glob."""
     if not _MAGIC.search(name) or _exists(name):
         return [name]
     matches = _glob_store(name) if is_url(name) else sorted(glob.glob(name, recursive=True))

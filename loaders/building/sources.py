@@ -164,11 +164,7 @@ def _file_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | N
 
 
 def _loose_entries(shards: Shards) -> list[Entry] | None:
-    """Return the `Entry` of each record, or None if `shards` has the names of shards.
-
-    An `Entry` has the paths of the files of one record, such as an image, with a file for each
-    field. `shards` is a list of them, or a local folder of images, whose files are listed here.
-    """
+    """Return the `Entry` of each record, listed or found; None if `shards` has names of shards."""
     if isinstance(shards, (str, os.PathLike)):
         if is_url(os.fspath(shards)) or not os.path.isdir(shards):
             return None
@@ -194,15 +190,8 @@ def _relative_entries(
 ) -> tuple[str, list[Entry]]:
     """Return the root folder of the files, and the entries with paths relative to this root.
 
-    An index stores paths relative to a root, so that it can be moved together with its files. The
-    user may name the `root`. The default is the folder that contains the index; if there is no path
-    of an index, it is the folder that contains the folder of images, or else the current folder.
-
-    `shards` is what the user wants to index, in one of two forms:
-
-    - A folder of images, such as /data/photos. The paths of `entries` are then relative to this
-      folder. With the root /data, "cat/1.jpg" becomes "photos/cat/1.jpg".
-    - A list, which is `entries`. The paths are relative to the root already, and do not change.
+    Of the folder /data/photos and the root /data, "cat/1.jpg" becomes "photos/cat/1.jpg". The paths
+    of a list do not change.
     """
     images_folder = None
     if isinstance(shards, (str, os.PathLike)):
@@ -235,14 +224,7 @@ def _shard_names(shards: Any, complete: bool) -> list[str]:
 
 
 def _relative(root: Root, shard: str) -> str:
-    """Return the path of a shard relative to `root`.
-
-    If it is not below `root`, both paths are tried with symbolic links resolved.
-
-    Raises:
-        ValueError: the shard is outside `root`.
-        FileNotFoundError: there is no such file.
-    """
+    """Return the path of a shard relative to `root`, if need be with symbolic links resolved."""
     path = Location.of(shard) if is_url(shard) else os.path.abspath(shard)
     with suppress(ValueError):
         return relative_to(root, path)
@@ -253,11 +235,7 @@ def _relative(root: Root, shard: str) -> str:
 
 
 def _common_folder(urls: Sequence[str]) -> Location:
-    """Return the deepest folder that contains all `urls`.
-
-    Raises:
-        LoaderError: a URL is that of a server or a bucket, without a path.
-    """
+    """Return the deepest folder that contains all `urls`, none of which is a server or a bucket."""
     files = [Location.of(url) for url in urls]
     shortest = min(files, key=lambda file: len(file.key))
     split(shortest)  # called only for its error: if the shortest path names a file, all do

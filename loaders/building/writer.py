@@ -186,9 +186,8 @@ class IndexWriter:
 def _manifest(content: Json, options: Json, arrays: Json) -> dict[str, Any]:
     """Return the manifest of an index with these `arrays`, which are described by name.
 
-    The `fingerprint` identifies the content of the index: `content` and the bytes of the arrays. It
-    covers neither `options`, which say how the index was built, nor the ETags of the shards (the
-    arrays "tags-…"), which differ between stores. The name of the folder depends on all arrays.
+    The `fingerprint` identifies the content: not `options`, nor the ETags ("tags-…"), which differ
+    between stores. The name of the folder depends on all arrays.
     """
     manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, **content}
     stable_arrays = {name: array for name, array in arrays.items() if not name.startswith("tags-")}
@@ -296,13 +295,9 @@ def is_part(path: Path) -> bool:
 
 
 def _publish_arrays(temporary: Path, final: Path) -> Path:
-    """Move the new arrays to the folder `final`; return the folder in which the new manifest is.
+    """Move the new arrays to `final`, and return the folder in which the manifest is then.
 
-    The caller then moves the manifest from there to the folder of the index.
-
-    The folder `temporary` has the arrays and the manifest. It is renamed to `final`, which then has
-    both. But `final` may exist, with the same arrays, since its name is a digest of the arrays.
-    Then only the arrays are moved there, and the manifest stays in `temporary`.
+    If `final` exists, with the same arrays, the manifest stays in `temporary`.
     """
     try:
         publish_folder(temporary, final)

@@ -64,12 +64,7 @@ class TablePath(str):
 
 
 def run_pack(options: argparse.Namespace) -> None:
-    """Run `twinfeed pack`: write shards and indexes, and print a line for each index.
-
-    The source is a folder of images, an index, or shards: `pack` finds out which, from the path.
-    With one of the options --label, --key and --raw it must be shards, since these say how the
-    records of shards are read. (--raw sets `options.example` to False.)
-    """
+    """Run `twinfeed pack`; options that say how records are read mean that the source is shards."""
     source: str | list[str] | Index | CompressedShards = _unwrap_single(options.source)
     if options.root is not None:
         if not isinstance(source, str) or not is_index_path(source):
@@ -98,11 +93,7 @@ def run_pack(options: argparse.Namespace) -> None:
 
 @contextmanager
 def process_pool(jobs: int) -> Iterator[Executor | None]:
-    """Yield a pool of `jobs` worker processes, or None if `jobs` is 1.
-
-    Raises:
-        WorkerDiedError: a worker process died.
-    """
+    """Yield a pool of `jobs` worker processes, or None if `jobs` is 1."""
     if validate.integer("jobs", jobs, minimum=1) == 1:
         yield None
         return
@@ -134,11 +125,7 @@ def run_index(options: argparse.Namespace) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Run `twinfeed verify` on an index or on shards, and print what is bad, and what to do.
-
-    Returns:
-        The exit status: 1 if there are bad records or warnings.
-    """
+    """Run `twinfeed verify`; return the exit status, 1 if there are bad records or warnings."""
     with warnings.catch_warnings(record=True) as caught:
         # Python shows a warning only once for each place; a shard may be scanned twice.
         warnings.simplefilter("always", ShardWarning)
@@ -174,10 +161,7 @@ def _reading_options(options: argparse.Namespace) -> ReadingOptions:
 
 
 def run_info(options: argparse.Namespace) -> None:
-    """Run `twinfeed info`: print what an index contains, and how it was built.
-
-    It is printed even if the shards are missing or have changed; then an error follows.
-    """
+    """Run `twinfeed info`: print what an index contains, also if its shards are missing."""
     index = load_index(options.index, options.root)
     built, names = index.options, index.shard_paths
     details = {
@@ -239,10 +223,7 @@ def run_show(options: argparse.Namespace) -> None:
 
 
 def run_mixing(options: argparse.Namespace) -> None:
-    """Run `twinfeed mixing`: save a plot of how well shuffles mix the records of an index.
-
-    It compares the block shuffle, a uniform shuffle, and shuffle buffers of the sizes `--buffer`.
-    """
+    """Run `twinfeed mixing`: save a plot of how well shuffles mix the records of an index."""
     from twinfeed.loaders.pictures import plot_mixing
 
     index, samplers = _compared_samplers(options)
@@ -289,12 +270,7 @@ def _print_result(result: object) -> None:
 
 
 def _compared_samplers(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
-    """Open an index, and return it with the two batch samplers that `mixing` and `plan` compare.
-
-    Their keys are the names to print. The first sampler shuffles by blocks: it draws records from
-    `window` blocks at a time, where a block is `block` consecutive records of a shard. The second
-    shuffles uniformly. The shards are not opened, since the index has all sizes.
-    """
+    """Return an index, whose shards are not opened, and a block and a uniform shuffle by title."""
     index = open_without_checks(options.index, options.root)
     if len(index) == 0:
         raise ValueError("the index has no records")
@@ -337,9 +313,7 @@ def _names(options: argparse.Namespace) -> list[int | str]:
 
 
 def _class_names(path: str | None) -> list[str] | None:
-    """Return the class names in a text file, with one name per line, or those of the index at
-    `path`; None if there is no path.
-    """
+    """Return the class names of an index, or of a text file with one on each line."""
     if path is None:
         return None
     if is_index_path(path):
@@ -348,11 +322,7 @@ def _class_names(path: str | None) -> list[str] | None:
 
 
 def _summary(index: Index) -> str:
-    """Return a line with the counts of records, shards, classes and excluded records, and the
-    features that are columns.
-
-    Of an incomplete shard, all records after a bad one are excluded, as they could not be read.
-    """
+    """Return a line with the counts of an index, and its features that are columns."""
     excluded, incomplete = index.options.left_out, index.options.broken
     parts = [counted(len(index), "record"), counted(len(index.shards), "shard")]
     parts += [counted(len(index.classes), "class")] if index.classes else []
@@ -370,11 +340,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _unique_names(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
-    """Return the (name, value) pairs of a repeated option as a dict; None if there are none.
-
-    Raises:
-        ValueError: a name occurs twice. The message names the `option`.
-    """
+    """Return the pairs of a repeated option as a dict, or None; refuse a name that occurs twice."""
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:

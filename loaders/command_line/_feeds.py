@@ -21,12 +21,8 @@ from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomS
 def load_feed(text: str) -> Feed:
     """Import a Python file, and return its feed: "train.py:feed" is `feed` of train.py.
 
-    While the file is imported, `sys.argv` has its path alone, so that it can parse arguments, and
-    no loader starts. Its modules are forgotten, as another file may have others of the same names.
-
-    Raises:
-        ValueError: the text has another form, the file exits or starts a loader, or it has no such
-            name.
+    While the file is imported, `sys.argv` has its path alone, and no loader starts. Its modules are
+    forgotten, as another file may have others of the same names.
     """
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py"):
@@ -74,9 +70,7 @@ def load_state(path: str) -> Any:
 
 
 def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
-    """Return the sampler of a command: random batches, or with `--p` batches of P classes with K
-    records each.
-    """
+    """Return the sampler of a command: random batches, or with `--p` P x K batches."""
     if options.p is None:
         if options.k is not None:
             raise ValueError("--k is for P x K batches: give --p too, or no --k")
@@ -94,11 +88,7 @@ def feed_of(
     *,
     fit: Fit = "stretch",
 ) -> Feed:
-    """Return a feed of all fields of an index, with the images in the field `image` decoded.
-
-    A missing value becomes an empty one, except in the field `image`. Lists of numbers or strings
-    are collated as ragged arrays.
-    """
+    """Return a feed of all fields of an index, lists ragged and missing values empty."""
     decode = None
     if image is not None:
         decode = DecodeImage(image, size=(options.size, options.size), fit=fit)

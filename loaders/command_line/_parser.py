@@ -83,10 +83,7 @@ class _Command(argparse.ArgumentParser):
     _intermixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments, where options may come between the positional arguments.
-
-        Unknown arguments end the program with a message.
-        """
+        """Parse arguments, where options may come between the positional arguments."""
         if self._intermixed:  # before Python 3.13, the call below calls this method again
             return super().parse_known_args(args, namespace)
         self._intermixed = True
@@ -224,7 +221,6 @@ pack: Write a folder of images, the records of an index, or those of compressed 
   and index the shards. Images are not decoded. Pairs of image and annotation, and other samples,
   are packed in Python: see LooseFiles and pack of twinfeed.loaders.
 $ pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1
-$ pack old/train.index new/ --container tar --seed 1 --shards 16
 $ pack 'old/*.tar.gz' new/ --container tar --label cls
 source...                  a folder of images, or of classes; an index; or compressed shards
 out                        the folder to write shards and indexes to
@@ -233,7 +229,7 @@ out                        the folder to write shards and indexes to
 @labels
 )
 --key FEATURE              the feature that holds a TFRecord's key
-@raw
+--raw                      read TFRecords as bytes, for records that are no Examples
 --split NAME=SIZE...       a split: a number of records, or a fraction; needs --seed
 --seed N                   shuffle the records by this seed; default: keep their order
 --shards N                 the minimum number of shards of each split; default 1
@@ -241,7 +237,7 @@ out                        the folder to write shards and indexes to
 --shard-records N          the maximum number of records in a shard
 --root FOLDER              the folder or the URL of an index's shards; default: that of the index
 --overwrite                replace shards and indexes with the same names
-@quiet
+-q/--quiet                 no progress bar
 
 index: Index shards, or a folder of images as it is. Nothing is copied or converted.
 $ index 'data/train-*.tfrecord' --out data/train.index --label image/class/label
@@ -273,7 +269,6 @@ verify: Check every checksum of an index and its shards, or of shards without an
   without an index has checksums of its headers alone. Warnings also give the status 1.
 $ verify data/train.index --jobs 4
 $ verify 'data/*.tfrecord' --decode --bad-list bad.jsonl
-$ index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl
 target...                  an index, or shards
 --decode                   also decode images; needs the extra images
 --bad-list FILE            write the bad records to this file, for index --exclude
@@ -320,7 +315,6 @@ $ plan data/train.index --root s3://bucket/train --batch-size 512
 @shuffles
 
 who: Print which records the batch of a step has. The batch is drawn again, not read.
-$ who --feed train.py:feed --step 340
 $ who --feed train.py:feed --step 340 --rank 3 --world-size 8 --state run/state.json
 --feed! FILE.py:NAME       a feed; its file is imported
 --step! N                  as loader.global_step says in the loop; from 1
@@ -329,7 +323,6 @@ $ who --feed train.py:feed --step 340 --rank 3 --world-size 8 --state run/state.
 --state FILE               loader.state_dict() as JSON: a feed that does not fit is refused
 
 when: Print which steps have a record. All batches up to a step are drawn again.
-$ when --feed train.py:feed --record 17 --until 5000
 $ when --feed train.py:feed --key class3/13 --until 5000
 --feed! FILE.py:NAME       a feed; its file is imported
 --record N...              the number of a record
@@ -349,22 +342,15 @@ $ diff --feed old/train.py:feed new/train.py:feed
 --label-folder-level LEVEL  another folder: 1 is the second, -1 the innermost
 --label-example FEATURE    a feature of an Example that --raw reads whole
 
-@raw:
---raw                      read TFRecords as bytes, for other records than Examples, such as
-  SequenceExamples
-
-@quiet:
--q/--quiet                 no progress bar
-
 @reading:
 --container tar|tfrecord|files  the format; default: by names and first bytes
 --join                     join the members of a tar's sample that are not consecutive
-@raw
+--raw                      read TFRecords as bytes, for records that are no Examples
 --max-record-bytes BYTES   refuse longer records; default 1 GiB
 --root FOLDER              the folder or the URL of all shards; default: that of the index, or for
   shards at URLs the deepest that has them all
 --jobs N                   the number of parallel processes; default 1
-@quiet
+-q/--quiet                 no progress bar
 
 @index:
 index                      the folder or the URL of the index

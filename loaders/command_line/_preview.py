@@ -62,10 +62,7 @@ def _describe_bytes(data: bytes) -> str:
 
 
 def describe_image(data: bytes, /) -> str | None:
-    """Describe an image in one line: its format, size and mode, such as "JPEG image, 64 x 48, RGB".
-
-    Returns None if Pillow cannot read the bytes as an image, or is not installed.
-    """
+    """Return an image's format, size and mode; None if Pillow is missing, or cannot read it."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:

@@ -12,10 +12,8 @@ from twinfeed.loaders.index.options import IndexOptions, Reading
 
 
 def print_lines(*lines: str, error: bool = False) -> None:
-    """Print lines to standard output, or with `error` to standard error.
-
-    Characters that are not printable are escaped. All output goes through here, since names, keys
-    and values may contain control sequences.
+    """Print lines, with terminal controls in names and values escaped. All output goes through
+    here.
     """
     for line in lines:
         print(printable(line), file=sys.stderr if error else sys.stdout)
@@ -24,9 +22,7 @@ def print_lines(*lines: str, error: bool = False) -> None:
 def options_built_with(options: IndexOptions, index: str, /) -> str:
     """Return the options of `twinfeed index` that an index was built with, as a command line.
 
-    For example "--missing skip --field 'image=jpg;png' --label cls". Options with their default
-    value are not listed. For `--classes`, the argument is the path of the index itself, which has
-    the class names. The file of `--exclude` is not known, and is written as FILE.
+    For `--classes`, the argument is the index itself. The file of `--exclude` is not known: FILE.
     """
     flags = {"--raw": not options.example, "--join": options.join}
     flags |= {"--digest": options.digest, "--incomplete": not options.complete}
@@ -59,11 +55,7 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def error_line(error: Exception) -> str:
-    """Return the message of an error, and its notes, in one line.
-
-    An OSError is shown as its file and reason. A note of several lines, such as the traceback of a
-    worker process, is left out.
-    """
+    """Return the message of an error and its notes, but for a traceback, in one line."""
     text = error.args[0] if isinstance(error, KeyError) else error  # str(KeyError) adds quotes
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"

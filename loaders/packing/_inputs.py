@@ -149,10 +149,7 @@ RandomAccess = LooseFiles | Index | Sequence[Sample]
 
 
 def read_samples(source: RandomAccess, numbers: Int64s, /) -> Iterator[Sample]:
-    """Yield the samples of a source with these `numbers` (from 0 on), in this order.
-
-    The samples of an index are its records, with fields, columns and keys, read in batches.
-    """
+    """Yield the samples of a source with these `numbers`, in this order; of an index in batches."""
     if not isinstance(source, Index):
         yield from map(source.__getitem__, numbers.tolist())
         return
@@ -169,11 +166,7 @@ def source_bytes(source: object, /) -> int | None:
 
 
 def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
-    """Read records of an index, and return them as samples to pack.
-
-    A field that a record lacks is left out of its sample. One call reads all records that have the
-    same fields. Labels become class names, if the index has these.
-    """
+    """Read records of an index as samples, without the fields that they lack."""
     samples: list[dict[str, Any]] = [{} for _ in ids]
     if index.has_keys:
         for sample, key in zip(samples, index.keys(ids), strict=True):
@@ -196,10 +189,7 @@ def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any
 
 
 def value_to_pack(value: Any) -> Any:
-    """Return the value of a stored field for `pack`; a list without bytes becomes an array.
-
-    A list from the user is refused if it is empty, as nobody knows which kind of list it is.
-    """
+    """Return a stored value for `pack`: an empty list, refused from the user, becomes an array."""
     return np.array([], bytes) if isinstance(value, list) and not value else value
 
 
@@ -209,10 +199,7 @@ def _extension(path: str) -> str:
 
 
 def _check_image(data: bytes, path: str, key: str) -> None:
-    """Raise DataCorruptionError if a file with the extension of an image is something else.
-
-    `data` are its bytes. Formats that are not recognized may be images, and are allowed.
-    """
+    """Raise DataCorruptionError if the bytes of an image file are of another known kind."""
     other_format = identify(data[:SNIFF_BYTES]) if data else ("an empty file", "")
     is_netpbm = re.match(rb"P[1-7]\s", data)  # .pbm, .pgm, .ppm and .pam begin like a text file
     if other_format is None or image_extension(data[:SNIFF_BYTES]) or is_netpbm:
@@ -233,14 +220,7 @@ def tar_key(key: str, /) -> str:
 
 
 def _distinct_keys(keys: list[str], entries: Sequence[Entry]) -> list[str]:
-    """Make the keys of records distinct: a key that occurs repeatedly gets its file's extension.
-
-    The keys "cat/1" and "cat/1" of the files "cat/1.jpg" and "cat/1.png" become "cat/1_jpg" and
-    "cat/1_png": each is the path of the record's first file, with "_" in place of dots.
-
-    Raises:
-        ValueError: two keys are still equal.
-    """
+    """Make keys distinct by extensions: "cat/1" of 1.jpg and 1.png get "cat/1_jpg", "cat/1_png"."""
     counts = Counter(keys)
     distinct = [
         key if counts[key] == 1 else tar_key(next(iter(entry.paths.values())))

@@ -162,15 +162,7 @@ def pack(
 
 
 def _open_source(source: Any) -> Records:
-    """Return what `pack` reads records from, for its argument `source`.
-
-    A path becomes an `Index`, an `ImageFolder` or `CompressedShards`, by what is stored there, and
-    a list of paths becomes `LooseFiles` of images or `CompressedShards`. Any other source is
-    returned itself.
-
-    Raises:
-        TypeError: `source` cannot be packed.
-    """
+    """Return what `pack` reads records from; for paths, by what is stored there."""
     if isinstance(source, (list, tuple)) and source:
         if all(map(has_image_extension, source)):
             found = find_source(source, None, container=None, root=None)
@@ -191,11 +183,7 @@ def _open_source(source: Any) -> Records:
 
 
 def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -> RandomAccess:
-    """Return a source with the same samples, which can be read in any order.
-
-    The samples of an iterable are first written to a TFRecord in `folder`, in their order, and read
-    from there. An index of remote shards is read through a disk cache in `folder`.
-    """
+    """Return the samples for any order: an iterable as a TFRecord, a remote index cached."""
     if isinstance(source, Index) and source.remote and source.cache is None:
         cached = copy.copy(source)
         # The cache must have room for everything, so that nothing is fetched twice. That is the
@@ -223,19 +211,7 @@ def _make_splits(
     shards: int,
     shard_bytes: int,
 ) -> list[PackedSplit]:
-    """Divide the samples over the splits and shards, in the order in which they are written.
-
-    A source without random access becomes a single split, "data". Otherwise the records are
-    shuffled if there is a `seed`, and each split is divided evenly over its shards.
-
-    Args:
-        make_split: returns a `PackedSplit` for a name and samples with their numbers.
-        samples: the source.
-        split: the size of each split by name, or None.
-        seed: of the shuffle, or None for no shuffle.
-        shards: the minimum number of shards of a split.
-        shard_bytes: the approximate size of a shard.
-    """
+    """Divide the samples over splits and shards, evenly, in the order in which they are written."""
     if not isinstance(samples, _RANDOM_ACCESS):
         return [make_split("data", enumerate(samples))]
     num_records = len(samples)
@@ -258,10 +234,7 @@ def _make_splits(
 
 
 def _class_names(source: object, splits: Sequence[PackedSplit]) -> Classes:
-    """Return the class names of all splits, by class index; none if all labels are integers.
-
-    An index has an order of classes already.
-    """
+    """Return the class names of all splits, or of an index; none if labels are integers."""
     if isinstance(source, Index):
         return source.classes
     names = {name: number for packed in splits for name, number in packed.class_names.items()}
@@ -278,15 +251,7 @@ def _list_names(source: object) -> set[str]:
 def _build_index(
     packed: PackedSplit, classes: Classes, progress: bool, lists: Collection[str] = ()
 ) -> None:
-    """Give the shards of a split their final names, as their number is known now, and index them.
-
-    The options of the index follow from how the shards were written. In a TFRecord, the key is the
-    feature "key" and the label the feature "label". In a tar, the label is the member "cls" and
-    other fields are members with the extensions that `packed` lists.
-
-    Raises:
-        ValueError: the split is empty, or only some samples have a key or a label.
-    """
+    """Give the shards of a split their final names, with their number, and index them."""
     staging, name, container = packed.folder, packed.name, packed.container
     if packed.num_records == 0:
         raise ValueError(f"there is nothing to pack: {name!r} has no records")

@@ -39,12 +39,7 @@ _ADVICE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split_names: Iterable[str], overwrite: bool, /) -> None:
-    """Raise FileExistsError if a folder already has files with the names of the splits to pack.
-
-    With `overwrite`, files that `pack` has written may be replaced. The error is then raised only
-    for a link or a folder with the name of a shard, and for an index that is not a folder or holds
-    files that no build has written.
-    """
+    """Raise FileExistsError if a folder has files of the splits, or others even if `overwrite`."""
     existing, not_packed = [], []
     for name in split_names:
         index, shards = folder / f"{name}.index", _shard_files(folder, name)
@@ -70,11 +65,9 @@ def check_free(folder: Path, split_names: Iterable[str], overwrite: bool, /) -> 
 
 @contextmanager
 def staging_folder(folder: Path, /) -> Iterator[Path]:
-    """Create a hidden folder inside `folder` to pack into, and delete it after the `with` block.
+    """Create a locked hidden folder inside `folder` to pack into, and delete it afterwards.
 
-    The hidden folder is locked, so that other processes see that it is in use. What an earlier
-    `pack` that was killed has left in `folder` is cleaned up first. If `folder` is created here and
-    nothing is packed, it is removed again.
+    A new `folder` in which nothing is packed is removed again.
     """
     existed = folder.exists()
     staging = temporary_name(folder / _STAGING_NAME)
@@ -91,14 +84,9 @@ def staging_folder(folder: Path, /) -> Iterator[Path]:
 
 
 def _create_staging(folder: Path, staging: Path) -> int:
-    """Create the folder `staging` inside `folder`, lock it, and return the lock's file descriptor.
+    """Create the folder `staging`, locked, and return the descriptor of its lock.
 
-    `pack` writes its files to a staging folder, and moves them to `folder` at the end. If an
-    earlier `pack` to `folder` was killed, what it has left is cleaned up first:
-
-    - If it was killed while it moved its files, the remaining files are moved now.
-    - If it was killed before, its staging folder is deleted. The lock of such a folder is free,
-      while the lock of a running process is not.
+    What a killed `pack` has left is finished if it was publishing, and else deleted.
     """
     with explain_unwritable(folder, _ADVICE), locked(folder, make=_ADVICE):
         _move_published_files(folder)  # of a `pack` that was killed while it moved them
@@ -129,13 +117,7 @@ def publish(staging: Path, folder: Path, /) -> None:
 
 
 def _move_published_files(folder: Path) -> None:
-    """Move the files in the folder `PUBLISHING`, if it exists, to `folder`, and delete it.
-
-    This is the second step of `publish`. If the process is killed, the next `pack` repeats it.
-
-    Raises:
-        FileExistsError: `PUBLISHING` has no marker file, so this library did not create it.
-    """
+    """Move the files in the folder `PUBLISHING`, if it exists, to `folder`, and delete it."""
     publish_folder = folder / PUBLISHING
     if not os.path.lexists(publish_folder):
         return
@@ -181,11 +163,7 @@ def _publish_index(publish_folder: Path, folder: Path, name: str) -> None:
 
 
 def _listed_shards(index: Path) -> set[str]:
-    """Return the names of the shards that an index lists, so that they can be replaced or deleted.
-
-    Names that `pack` would not give are ignored, so that no other files are deleted. The set is
-    empty if the index cannot be read.
-    """
+    """Return the shards that an index lists, without names that `pack` would not give."""
     with suppress(LoaderError, OSError):
         manifest = read_manifest(index)
         opened = Index(index, str(index), root=str(index.parent), manifest=manifest)
@@ -201,8 +179,5 @@ def _shard_files(folder: Path, name: str) -> list[Path]:
 
 
 def _shard_name_pattern(name: str) -> re.Pattern[str]:
-    """Return the pattern of the names of a split's shards, such as "train-00000-of-00010.tar".
-
-    The total may be missing: "train-00000.tar" matches too.
-    """
+    """Return the pattern of "train-00000-of-00010.tar", and of "train-00000.tar"."""
     return re.compile(rf"{re.escape(name)}-\d{{5,}}(-of-\d{{5,}})?\.(tar|tfrecord)", re.ASCII)

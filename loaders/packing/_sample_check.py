@@ -27,12 +27,7 @@ def add_record_to_errors(number: int, sample: object) -> Iterator[None]:
 
 
 def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Check a sample to pack, and return its key (or None) and its other fields.
-
-    Raises:
-        TypeError, ValueError: the sample is not a dict, or a name, the key or a value is not
-            allowed.
-    """
+    """Return the key of a sample to pack (or None) and its other fields, checked."""
     if not isinstance(sample, Mapping):
         raise TypeError(
             f"a sample must be a dict of values by field name, got {reprlib.repr(sample)}"
@@ -62,10 +57,7 @@ def kind_of_value(value: Any) -> str:
 
 
 def _check_value(name: str, value: Any) -> Any:
-    """Check that UTF-8 can encode a field's name and value, and return its value to pack.
-
-    A bytearray or memoryview becomes bytes, and other values stay as they are.
-    """
+    """Return a field's value to pack, after a check that UTF-8 can encode name and value."""
     _check_text("a field's name", name, "rename the field")
     if isinstance(value, str):
         _check_text(f"field {name!r}", value, "pack bytes instead of text")
@@ -84,12 +76,7 @@ def _check_text(subject: str, text: str, advice: str) -> None:
 
 
 def _check_label(value: Any) -> Label:
-    """Return a label as an int or a str.
-
-    Raises:
-        TypeError: it is neither a name nor an integer that fits int64.
-        ValueError: a name that begins or ends with white space, or that UTF-8 cannot encode.
-    """
+    """Return a label as an int or a str; refuse others, and white space that would be lost."""
     if isinstance(value, (str, bytes)):
         name = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
         _check_text("label", name, "use another name")

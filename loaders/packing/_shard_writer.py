@@ -92,12 +92,7 @@ def write_shards(
 ) -> None:
     """Write the samples of a split to shards, and update the statistics in `packed`.
 
-    Args:
-        packed: the split. A shard ends after each number of records in its `shard_stops`.
-        kinds: the kind of values of each field, in all splits together.
-        max_bytes: a shard also ends when it has at least this many bytes.
-        max_records: a shard also ends when it has this many records.
-        progress: whether to show a progress bar.
+    A shard ends by `shard_stops`, `max_bytes` or `max_records`. `kinds` is of all splits together.
     """
     title = f"packing {packed.name}"
     items = iter(progress_bar(packed.samples, title, "record", progress, total=packed.num_samples))
@@ -138,11 +133,7 @@ def _example(key: str | None, values: dict[str, Any]) -> bytes:
 def _check_kinds(
     values: dict[str, Any], number: int, kinds: FieldKinds, container: ShardContainer
 ) -> None:
-    """Raise ValueError if a field has another kind of values than in an earlier record.
-
-    A feature of a TFRecord has one kind. A tar holds any bytes, so only its label is checked. New
-    fields are added to `kinds`.
-    """
+    """Raise ValueError if a field (of a tar, the label) has another kind of values than before."""
     for name, value in values.items():
         if container == "tar" and name != "label":
             continue
@@ -156,10 +147,7 @@ def _check_kinds(
 
 
 def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
-    """Raise ValueError if an earlier record of this tar shard has the same key.
-
-    A reader would take both for one record. `keys` has the record number of each key so far.
-    """
+    """Raise ValueError if an earlier record of this tar shard has the key: both would be one."""
     first = keys.setdefault(key, number)
     if first != number:
         raise ValueError(
@@ -171,18 +159,7 @@ def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
 def _members(
     values: dict[str, Any], file_extensions: dict[str, str], packed: PackedSplit
 ) -> dict[str, bytes]:
-    """Return the bytes of each tar member of a sample, by the suffix of the member's name.
-
-    The member `0001.caption.txt` has the key 0001 of the sample and the suffix "caption.txt".
-    `file_extensions` maps fields to the extension of the file that they were read from, as "txt".
-
-    The suffix of each field is also added to `packed.member_suffixes`, by which the index of the
-    split finds the fields in the tar later. The label is not added, since the index stores it as
-    the class of the record, and not as a field.
-
-    Raises:
-        ValueError: there are no fields, or two would have the same suffix.
-    """
+    """Return the bytes of each tar member of a sample by its suffix, such as "caption.txt"."""
     if not values:
         raise ValueError(
             "it has no field, so it would have no member in a tar: remove it, or pack to TFRecord"
@@ -203,12 +180,7 @@ def _members(
 
 
 def _member_suffix(name: str, value: Any, file_extensions: dict[str, str]) -> str:
-    """Return the suffix of the tar member for a field: "caption.txt" for 0001.caption.txt.
-
-    It is the name of the field, with the extension of the file that the field was read from, if
-    there is one in `file_extensions`. The suffix of a label is "cls". That of an image is only an
-    extension: of its file, or by the format of its bytes.
-    """
+    """Return the suffix of a field's tar member: its name, "cls", or the format of an image."""
     if name == "label":
         return "cls"
     lower_name = name.replace("/", ".").lower()

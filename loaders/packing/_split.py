@@ -12,12 +12,7 @@ Split = Mapping[str, int | float]
 
 
 def check_split(split: Split, seed: int | None, /) -> None:
-    """Check the `split` argument of `pack`.
-
-    Raises:
-        TypeError: it does not map names to numbers.
-        ValueError: a name or a size that is not allowed, or there is no seed.
-    """
+    """Check the `split` argument of `pack`."""
     if not isinstance(split, Mapping) or not split:
         raise TypeError(
             "split must map names to numbers of records or fractions, such as "
@@ -35,13 +30,7 @@ def check_split(split: Split, seed: int | None, /) -> None:
 
 
 def counts_of(split: Split, n: int, /) -> dict[str, int]:
-    """Return the number of records of each split of `n` records.
-
-    For example, {"train": 0.8, "eval": 0.2} with n = 11 gives {"train": 9, "eval": 2}.
-
-    Raises:
-        ValueError: the sizes do not add up to `n`, or the fractions to 1.
-    """
+    """Return the size of each split: {"a": 0.8, "b": 0.2} of 11 is {"a": 9, "b": 2}."""
     if n == 0:
         raise ValueError("there is nothing to pack: the source is empty")
     total = sum(split.values())

@@ -128,14 +128,9 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
 
 
 def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
-    """Count the samples in the first `steps` steps, and the records that are needed in memory.
+    """Return the number of samples, and the most records in blocks that are open at once.
 
-    Returns:
-        The number of samples, and the largest number of records in blocks that are open at the same
-        time (or in a batch, if the sampler does not read blocks). A block, consecutive records that
-        are read together, is open from the first to the last step that uses it. For example, a
-        block of 10 records is used in steps 0 to 3, and one of 20 records in steps 2 to 5. Then 30
-        records are open in steps 2 and 3.
+    A block of 10 records used in steps 0 to 3, and one of 20 in steps 2 to 5, are 30 records.
     """
     batches = schedule.batches(0, 0, steps)
     samples = sum(int(np.count_nonzero(ids >= 0)) for ids in batches)
@@ -162,13 +157,10 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
 
 
 def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
-    """Return the number of byte ranges that an epoch fetches, and their total size in bytes.
+    """Return the number of byte ranges that an epoch fetches, and their bytes.
 
-    The ranges of the first `steps` steps are counted. If the epoch is longer, its other steps are
-    estimated from the second half of these, since the first steps of an epoch read more than later
-    steps. For example, `steps` is 100, and the epoch has 1000 steps. There are 80 ranges in steps 0
-    to 49, and 60 in steps 50 to 99. Then the estimate for steps 50 to 999 is 60 * 950 / 50 = 1140,
-    and for the epoch it is 80 + 1140 = 1220.
+    An epoch of 1000 steps with 80 ranges in steps 0 to 49, and 60 in steps 50 to 99, is estimated
+    to have 80 + 60 * 950 / 50 = 1220: later steps read less than the first.
     """
     epoch_steps = len(reads.schedule.sampler)
     # Each array of counts has two items: the number of ranges, and their bytes. In the example,

@@ -219,11 +219,7 @@ def _is_saved(file: BinaryIO) -> bool:
 
 
 def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
-    """Read a .npz file that `Results.save` has written; see there for its arrays.
-
-    Returns:
-        The number of sample ids, the ids of the pass, the run, and the results by name.
-    """
+    """Return the number of sample ids, the ids of the pass, the run and the results of a file."""
     with np.load(file, allow_pickle=False) as members:
         arrays = dict(members)
     run = json.loads(arrays["run"].item())
@@ -235,13 +231,7 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
 
 
 def _concatenate(parts: Iterable[Part]) -> Part:
-    """Join the structured arrays of several batches or ranks to one.
-
-    An array without rows is left out: a rank without batches has no names of results.
-
-    Raises:
-        ValueError: names, dtypes or shapes differ. numpy would turn 1 into "1", or round integers.
-    """
+    """Join the rows of several batches or ranks; refuse differing dtypes, which numpy would mix."""
     nonempty = [part for part in parts if len(part)] or [np.zeros(0, [("id", np.int64)])]
     first = _columns(nonempty[0])
     for part in nonempty[1:]:
@@ -259,9 +249,8 @@ def _columns(part: Part) -> dict[str, str]:
 
 
 def _dtype_text(column: Array) -> str:
-    """Return the dtype of a column, and the shape of its rows, as text.
-
-    The rows of a ragged column are arrays of different lengths: "ragged float32 of shape ('…', 3)".
+    """Return the dtype of a column and the shape of its rows, as "ragged float32 of shape ('…',
+    3)".
     """
     ragged = column.dtype.hasobject and len(column) > 0
     rows = np.asarray(column[0]) if ragged else column
@@ -278,11 +267,7 @@ def _result_of(column: Array) -> Array | Ragged:
 
 
 def _as_column(name: str, value: Any) -> Array:
-    """Return the user's result of a batch as an array with a row for each id.
-
-    If the rows may differ in length, the column is an array of objects, each of which is the array
-    of a row: the list [[1, 2], [3]] of arrays becomes a column of two objects.
-    """
+    """Return a result as an array with a row for each id; ragged rows are objects, all arrays."""
     if not isinstance(value, (list, tuple)):
         value = to_ragged(value)  # a ragged tensor becomes a `Ragged` or a list; other values stay
     if isinstance(value, Ragged):

@@ -428,12 +428,11 @@ def test_folder_is_the_same_in_every_container(tmp_path: Path, container: str, l
     assert [index.classes[label] for label in index.labels] == FOLDERS[level]
 
 
-def test_tar_of_one_outer_folder_warns(tmp_path: Path) -> None:
+def test_tar_of_one_outer_folder_has_its_classes_at_the_next_level(tmp_path: Path) -> None:
     """As `tar cf x.tar images` makes it: each sample's first folder is the same."""
     names = ("images/cats/1", "images/dogs/2")
     tar, out = write_tar(tmp_path / "x.tar", [(name, {"png": b"a"}) for name in names]), tmp_path
-    with pytest.warns(ShardWarning, match=r"all records are in the folder 'images': .*level=1"):
-        build_index(tar, out / "x.index", label=FromFolder())
+    assert build_index(tar, out / "x.index", label=FromFolder()).classes == ("images",)
     index = build_index(tar, out / "x.index", label=FromFolder(level=1))
     assert index.classes == ("cats", "dogs")
 
