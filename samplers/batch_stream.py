@@ -294,31 +294,24 @@ class BatchStream(Stream):
         return self._cursor.step
 
     def passes(self) -> Iterator[tuple[int, int, Int64s]]:
-        """Yield (epoch, step, ids) for each batch of one iteration, as `iter(self)` would."""
-        warn_unsharded(self)
-        return self._iterate()
-
-    def _iterate(self) -> Iterator[tuple[int, int, Int64s]]:
-        """Yield what `passes` does; nothing is drawn before the first `next`."""
-        cursor, own = self._cursor, Pass()
-        cursor._start_iteration(own)
-        try:
-            # Count a batch before it is yielded: a loop that takes exactly len() batches never
-            # resumes this generator.
-            for step, ids in enumerate(self._batches_from(own.epoch, own.step), own.step):
-                own.step = step + 1
-                yield own.epoch, step, ids
-        finally:  # also if the loop is left early
-            cursor._end_iteration(own)
-
-    def _batches_from(self, epoch: int, step: int) -> Iterator[Int64s]:
-        """Yield the batches of an epoch from this step on.
+        """Yield (epoch, step, ids) for each batch of one iteration, as `iter(self)` would.
 
         The first call draws one batch, so that it comes soon. Each further call draws twice as many
         batches as the one before, up to a limit, which is faster.
         """
-        for start, stop in growing_ranges(step, self._steps, steps_per_draw(self._largest_batch)):
-            yield from self._batches(epoch, start, stop)
+        warn_unsharded(self)
+        cursor, own = self._cursor, Pass()
+        cursor._start_iteration(own)
+        most = steps_per_draw(self._largest_batch)
+        try:
+            for start, stop in growing_ranges(own.step, self._steps, most):
+                for step, ids in enumerate(self._batches(own.epoch, start, stop), start):
+                    # Before the batch is yielded: a loop that takes exactly len() batches never
+                    # resumes this generator.
+                    own.step = step + 1
+                    yield own.epoch, step, ids
+        finally:  # also if the loop is left early
+            cursor._end_iteration(own)
 
     def __repr__(self) -> str:
         rank = f"rank {self.rank} of {self.world_size} of " if self.sharded else ""

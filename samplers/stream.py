@@ -121,21 +121,17 @@ class Stream(Samples):
                 f"the state lacks {', '.join(sorted(missing))}, and has {list(state)[:8]}: give "
                 f"the part that state_dict gave, as in checkpoint['loader']"
             )
-        if state["version"] != STATE_VERSION:
-            raise StateMismatchError(
-                f"the state has version {state['version']!r}, this library reads {STATE_VERSION}"
-            )
-        epoch = validate.integer("epoch of the state", state["epoch"], minimum=0)
-        step = validate.integer("step of the state", state["step"], minimum=0)
-        saved = state["fingerprint"]
+        version, saved = state["version"], state["fingerprint"]
+        if version != STATE_VERSION:
+            problem = f"the state has version {version!r}, this library reads {STATE_VERSION}"
+            raise StateMismatchError(problem)
         if not isinstance(saved, Mapping):
             raise StateMismatchError(f"fingerprint of the state must be a mapping, got {saved!r}")
+        epoch = validate.integer("epoch of the state", state["epoch"], minimum=0)
+        step = validate.integer("step of the state", state["step"], minimum=0)
         # Changes of a schedule after the state's step may differ: they have changed no batch yet.
-        global_step = epoch * len(self) + step
-        compare_fingerprints(
-            fields_before(saved, global_step),
-            fields_before(self.fingerprint, global_step),
-        )
+        now = epoch * len(self) + step
+        compare_fingerprints(fields_before(saved, now), fields_before(self.fingerprint, now))
         validate.integer("epoch of the state", epoch, minimum=0, below=self._max_epochs)
         if step >= max(1, len(self)):
             raise StateMismatchError(f"the state is at step {step}, an epoch has {len(self)}")
