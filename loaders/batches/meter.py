@@ -24,7 +24,7 @@ class StageTimes(NamedTuple):
         ready_at: clock time in ns at which the batch was made.
     """
 
-    stages: dict[Stage, int]
+    stages: dict[str, int]
     ready_at: int
 
 
@@ -122,15 +122,17 @@ class Meter:
         """
         with self._lock:
             self._measures_loop = self._loop_running = measures_loop
-            self._stages: Counter[Stage] = Counter()  # the time of all batches in each stage
+            # The time of all batches in each stage; and, if it is known, how long the loop waited
+            # for all batches, and for the first, and how long batches were ready before the loop
+            # asked for them.
+            self._times: Counter[str] = Counter()
+            if measures_loop:
+                self._times.update(waiting=0, first=0, ready=0)
             self._num_batches = 0
             self._start_time = self._last_batch_time = perf_counter_ns()
             # When each batch was made, by step, until the loop receives the batch.
             self._ready_at: dict[int, int] = {}
             self._next_step = step  # of the batch that the loop receives next
-            # How long the loop waited for all batches, and for the first, and how long batches were
-            # ready before the loop asked for them.
-            self._loop_times = {"waiting": 0, "first": 0, "ready": 0}
 
     def start_external(self) -> None:
         """Start to measure the batches that a framework takes, as in Keras's `fit`.
@@ -153,7 +155,7 @@ class Meter:
         finally:
             elapsed = perf_counter_ns() - start
             with self._lock:
-                self._stages[stage] += elapsed
+                self._times[stage] += elapsed
 
     def batch_done(self, step: int, num_steps: int = 1) -> None:
         """Record that the batches of the steps [step, step + num_steps) were made just now.
@@ -177,14 +179,14 @@ class Meter:
         the main process, which calls `add`.
         """
         with self._lock:
-            stages, self._stages = self._stages, Counter()
+            stages, self._times = self._times, Counter()
             self._ready_at.clear()  # no loop in this process receives batches, which would do it
             return StageTimes(stages, ready_at=perf_counter_ns())
 
     def add(self, step: int, times: StageTimes) -> None:
         """Add the times of the batch of a step that a worker process has made."""
         with self._lock:
-            self._stages.update(times.stages)
+            self._times.update(times.stages)
             self._ready_at[step] = times.ready_at
 
     def received(self, requested: int) -> None:
@@ -197,27 +199,17 @@ class Meter:
         now = perf_counter_ns()
         with self._lock:
             ready_since = max(self._ready_at.pop(self._next_step, now), self._last_batch_time)
-            self._loop_times["ready"] += max(0, requested - ready_since)
-            self._loop_times["waiting"] += now - requested
+            self._times["ready"] += max(0, requested - ready_since)
+            self._times["waiting"] += now - requested
             if not self._num_batches:
-                self._loop_times["first"] = now - requested
+                self._times["first"] = now - requested
             self._next_step += 1
             self._num_batches += 1
             self._last_batch_time = now
 
     def report(self) -> PassReport:
-        """Return the report of the last pass, which may still be running.
-
-        Times are in seconds. Three fields are known only if the user's own loop received the
-        batches:
-
-        - `waiting`: for how long the loop waited for batches, in all steps together.
-        - `first`: for how long it waited for the first batch.
-        - `ready`: for how long finished batches waited for the loop, all together.
-        """
+        """Return the report of the last pass, which may still be running."""
         with self._lock:
             seconds = (self._last_batch_time - self._start_time) / 1e9
-            loop_times = self._loop_times if self._measures_loop else {}
-            times = [*self._stages.items(), *loop_times.items()]
-            in_seconds = {name: elapsed / 1e9 for name, elapsed in times}
+            in_seconds = {name: elapsed / 1e9 for name, elapsed in self._times.items()}
             return PassReport(self._num_batches, seconds, **in_seconds)
