@@ -105,19 +105,9 @@ class DecodedCache:
             return batch
 
     def _submit_new_images(self, pool: ThreadPoolExecutor) -> int:
-        """Let `pool` decode the images that coming requests will add to the cache.
-
-        An image is decoded once, so those that will be in the cache already must be left out.
-        `_future_records` predicts the cache: the record ids in it after the requests that were
-        taken from `_coming_requests` so far. For example, each image is used twice, and the cache
-        will have the records {1, 2}, used once. The next request has the records [2, 3]: record 3
-        is submitted to the pool. As record 2 is used for the last time, {1, 3} remain.
-
-        An image is pending from then on, until `get` takes it. Requests are taken until at least
-        `_min_pending` images are pending, but at most `_MAX_SEARCHED` requests in a call.
-
-        Returns:
-            The number of pending images.
+        """Have `pool` decode the images that coming requests will add to the cache, which
+        `_future_records` predicts, until `_min_pending` images are pending; return how many are. An
+        image is decoded once.
         """
         num_pending = sum(len(records) for records, _ in self._pending)
         if num_pending >= self._min_pending:

@@ -84,14 +84,8 @@ class BatchFunction:
             return {"id": request.ids, **collate(values, self.spec, how=self.how)}
 
     def _batch_spec_advice(self, values: Mapping[str, Sequence[Any]]) -> str:
-        """Return the last part of an error message: what to do about a batch unlike the first one.
-
-        If a `batch_spec` exists that fits both batches, it is the advice. For example, field "x"
-        has rows of the shape (5, 8) in the first batch, and (3, 8) in this batch: with the shape
-        (None, 8), a row may have any length. Otherwise the advice is to make all batches alike.
-
-        Args:
-            values: the rows of each field of this batch, which does not fit.
+        """Return the advice about a batch unlike the first one: a `batch_spec` that fits both, if
+        one exists, as (None, 8) fits rows of the shapes (5, 8) and (3, 8).
         """
         # The `batch_spec` to advise: what the user has declared, with None for sizes that differ.
         advised = dict(self.declared)
@@ -134,10 +128,7 @@ class BatchFunction:
 def _errors_with_step(
     request: Request, advice: Callable[[], str] = lambda: _ADVISE_CORRECTING
 ) -> Iterator[None]:
-    """Turn an error in the `with` block into a DecodeError that names the epoch and the step.
-
-    `advice` returns the advice of the error; it is called after an error only.
-    """
+    """Turn an error in the `with` block into a DecodeError with epoch, step and `advice()`."""
     try:
         yield
     except Exception as error:
@@ -147,14 +138,7 @@ def _errors_with_step(
 
 
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
-    """Return the value of a field as rows, one for each of `count` samples.
-
-    The user's function has returned the value: a `Ragged` becomes a list of its rows, a list of
-    strings stays a list, and an array or a list of numbers becomes an array.
-
-    Raises:
-        ValueError: another number of rows.
-    """
+    """Return what the user's function gave for a field as rows, one for each of `count` samples."""
     has_strings = isinstance(value, list) and any(isinstance(row, (bytes, str)) for row in value)
     if isinstance(value, Ragged):
         value = ragged_rows(name, value)

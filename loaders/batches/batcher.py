@@ -226,16 +226,10 @@ class Batcher(Closing):
         return fill_missing(recipe.index, records, values, recipe.missing)
 
     def _decoded_in_place(self, records: Int64s) -> Values:
-        """Decode records directly into the rows of new arrays, which saves a copy of each image.
+        """Decode records into the rows of new arrays, which saves a copy of each image.
 
-        For example, two records have the field "image" of the shape (4, 4): their new array has the
-        shape (2, 4, 4). For record 0, `decode.into(sample, slots)` is called with the row array[0]
-        as slots["image"]. If the image fits, decode writes it there, and returns a sample whose
-        "image" is the object slots["image"] itself. Otherwise it returns another array.
-
-        Returns:
-            For each field: the new array if all values were written there, or else a list of the
-            values.
+        Of a field whose values `decode.into` has all written there, the array is returned, else a
+        list.
         """
         arrays = {  # all sizes of the shapes are known: `smallest_shape` is for the type checker
             name: self._empty((len(records), *smallest_shape(field.shape)), dtype_of(field))
@@ -262,14 +256,7 @@ class Batcher(Closing):
     ) -> list[dict[str, Any]]:
         """Call a user's function for each sample, on the threads: each makes every n-th call.
 
-        Args:
-            function_name: "decode" or "transform", for messages.
-            function: the function.
-            records: the record id of each sample, for messages.
-            arguments: a sequence of each argument, with an item for each sample.
-
-        Raises:
-            DecodeError: the function failed; the error names the record.
+        `arguments` have an item for each sample.
         """
         call = partial(call_for_record, self.recipe.index, function_name, function)
         calls = [*zip(records, *arguments, strict=True)]
@@ -287,11 +274,7 @@ class Batcher(Closing):
         return results
 
     def _by_field(self, records: Int64s, samples: Sequence[Fields]) -> dict[str, Sequence[Any]]:
-        """Turn samples (dicts by field) into a dict that has a list of values for each field.
-
-        Raises:
-            DecodeError: a value is None, or samples have different fields.
-        """
+        """Turn samples (dicts by field) into a dict that has a list of values for each field."""
         fields = samples[0].keys()
         for sample, record in zip(samples, records, strict=True):
             if sample.keys() != fields or any(map(is_none, sample.values())):
@@ -299,11 +282,7 @@ class Batcher(Closing):
         return {field: [sample[field] for sample in samples] for field in fields}
 
     def _collate(self, request: Request, rows: Mapping[str, Rows], values: Values) -> Batch:
-        """Return the batch of the samples of a request: arrays or lists, with a row for each.
-
-        Raises:
-            DecodeError: a value does not fit the spec of its field.
-        """
+        """Return the batch of a request: arrays or lists, with a row for each sample."""
         recipe = self.recipe
         try:
             fields = collate(values, recipe.spec, how=recipe.collate, empty=self._empty)
@@ -415,10 +394,8 @@ def call_for_record(
 
 
 def _hint(index: Source, error: Exception, sample: Fields) -> str:
-    """Return text to add to the message of an error in a user's function, or "".
-
-    It says that a read-only array must be copied, or, for a KeyError, which fields `sample` has,
-    and if the field is a column.
+    """Return text to add to an error of a user's function: copy a read-only array; or the fields
+    that the sample has, and whether the missing one is a column.
     """
     if isinstance(error, ValueError) and "read-only" in str(error):
         return "; copy the array before writing to it, as in image.copy()"
@@ -472,9 +449,8 @@ def with_private_copies(sample: Fields, /, *, arrays: bool = False) -> dict[str,
 
 
 def _rows_of(table: Any, indices: Int64s) -> Rows:
-    """Return the rows of a column or side table with these indices, as an array or a list of str.
-
-    The array is in the machine's byte order, which torch needs.
+    """Return rows of a column or side table as strings, or as an array in the byte order of the
+    machine, which torch needs.
     """
     if isinstance(table, StringColumn):
         return list(map(table.__getitem__, indices.tolist()))

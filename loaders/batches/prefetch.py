@@ -116,12 +116,8 @@ class _Stop(NamedTuple):
 
 
 def _produce(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
-    """Put the items of `source` into the queue `ready`, each as (item, None).
-
-    This is the function of the background thread. At the end, it puts (None, error), where the
-    error is a StopIteration, or the exception that `source` has raised. Before each item, it takes
-    a permit from the queue `stop.permits`, into which the consumer puts one for each item that it
-    has taken. It ends early if `stop.event` is set.
+    """Put each item of `source` as (item, None) into the queue `ready`, after taking a permit of
+    the consumer, and at the end (None, error). This is the function of the background thread.
     """
     try:
         for item in source:
@@ -143,9 +139,8 @@ def _stop_thread(
     while_closing: Callable[[], object],
     timeout: float = _CLOSE_TIMEOUT,
 ) -> None:
-    """Stop the background thread, and wait at most `timeout` seconds until it has ended.
-
-    While it waits, `while_closing` is called every tenth of a second.
+    """Stop the background thread, and call `while_closing` until it has ended, for `timeout`
+    seconds at most.
     """
     stop.event.set()
     stop.permits.put(None)  # the thread may be waiting for a permit to make an item: this wakes it

@@ -156,15 +156,8 @@ def example_bytes(
 
 
 def _probe(draft: Recipe, first: Request, second: Request) -> Fields:
-    """Return the sample of the request `first`, after checking the user's functions with it.
-
-    Each of the two requests has one sample. Three stages are checked one after another: reading, if
-    the records do not come from an index; decode, unless it is known to be deterministic; and
-    transform. Each is run for `first` several times, under different global random seeds, and then
-    for `second`. The results for `first` must be equal, and stay as they are.
-
-    Raises:
-        ValueError: the results of the calls differ, or one is changed later.
+    """Return the sample of the request `first`, after checking reading, decode and transform with
+    it in turn, and with `second`, a sample of another record.
     """
     with Batcher(draft) as batcher:
         if not isinstance(draft.index, Index):
@@ -188,15 +181,10 @@ def _decoded_sample(batcher: Batcher, request: Request) -> Fields:
 
 
 def _probe_read(batcher: Batcher, first: Request, second: Request) -> None:
-    """Check that a source's reads are repeatable, and do not return one buffer for two records.
+    """Check that a source's reads are repeatable.
 
-    `call_repeatedly` reads the record of `first` several times, and then that of `second`. At last,
-    both are read alone and together: a source that fills one buffer for all records returns the
-    values of the last record for both when they are read together, but the right values when each
+    A source that fills one buffer for all records shows if two are read together, and not if each
     is read alone.
-
-    Raises:
-        ValueError: repeated reads of `first` differ, or the source fills one buffer.
     """
 
     def read(request: Request) -> Fields:
@@ -217,15 +205,9 @@ def _probe_read(batcher: Batcher, first: Request, second: Request) -> None:
 def _probe_in_place_decode(
     batcher: Batcher, first: Request, second: Request, sample: Fields
 ) -> None:
-    """Check that the user's `decode.into` returns the same sample as decode.
+    """Check that `decode.into` returns the same sample as decode, `sample`.
 
-    `sample` is what decode has returned for `first`. `decode.into(stored, arrays)` also returns the
-    decoded sample, but writes some fields, `decode.writes`, into existing arrays. Arrays full of
-    zeros are tried, and then arrays full of ones: so an element that is not written differs from
-    `sample` at least once.
-
-    Raises:
-        ValueError: a result differs from `sample`, or from another result, or is changed later.
+    It decodes into zeros and into ones, so that an element that is not written differs once.
     """
     index, decode = batcher.recipe.index, batcher.recipe.decode
     writes, into = decode.writes, decode.into  # type: ignore[union-attr]
@@ -247,10 +229,8 @@ def _probe_in_place_decode(
 def _probe_transform(batcher: Batcher, first: Request, second: Request, decoded: Fields) -> Fields:
     """Return the transformed sample of `first`, whose decoded sample is `decoded`.
 
-    Raises:
-        ValueError: repeated calls return different results, or one is changed later.
-        DecodeError: the transform writes to arrays that other samples share. They are read-only in
-            numpy, but `torch.from_numpy(array).add_(1)` ignores this.
+    Shared arrays are read-only in numpy, but `torch.from_numpy(array).add_(1)` writes to them all
+    the same.
     """
     recipe = batcher.recipe
     index, shares = recipe.index, recipe.shares_arrays
@@ -283,10 +263,9 @@ def _is_own_decode(decode: object) -> bool:
 
 
 def _spec_of_sample(draft: Recipe, request: Request, sample: Fields) -> dict[str, FieldSpec]:
-    """Return the spec (shape and dtype) of each field of the sample of a request.
+    """Return the spec of each field of the sample of a request.
 
-    An empty list does not show its type. If the index says that the field has lists of byte
-    strings, so does the spec.
+    An empty list, which shows no type, has that of the index.
     """
     try:
         spec = spec_of(sample, draft.collate)
@@ -302,17 +281,8 @@ def _spec_of_sample(draft: Recipe, request: Request, sample: Fields) -> dict[str
 
 
 def _check_spec(draft: Recipe, spec: Mapping[str, Any]) -> None:
-    """Check that the fields can be collated as the user says, and that no name is used twice.
-
-    A batch is a dict that has, besides the fields of its samples:
-
-    - the columns, which are arrays of the index, and the side tables (`side=`);
-    - "id", and "mask" if the sampler pads batches;
-    - `x_length` or `x_shape` for each field x that is collated with "pad".
-
-    Raises:
-        TypeError: the name of a field is not a str.
-        ValueError: a name of the batch is used twice, or a field cannot be collated.
+    """Check that the fields can be collated as the user says, and that no name is used twice in a
+    batch: of fields, columns, side tables, the loader's own, and the sizes that padding adds.
     """
     for name in spec:
         if not isinstance(name, str):

@@ -179,10 +179,8 @@ def check_spec(argument: str, spec: Mapping[str, FieldSpec] | None, /) -> dict[s
 
 
 def _field_spec(name: str, spec: object) -> FieldSpec:
-    """Return the user's spec of a field, (shape, dtype), as a `FieldSpec`.
-
-    Raises:
-        TypeError: it is something else, or the dtype is not one of numpy's.
+    """Return the user's spec of a field, (shape, dtype), as a `FieldSpec`; raise TypeError for
+    another.
     """
     try:
         shape, dtype = cast(tuple[Any, Any], spec)

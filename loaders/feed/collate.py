@@ -135,10 +135,8 @@ def spec_of(sample: Mapping[str, Any], how: Collate = "stack", /) -> dict[str, F
 
 
 def _spec_of_value(name: str, value: Any, mode: Mode) -> FieldSpec:
-    """Return the spec of a field from its value in one sample.
-
-    The value is a string, or what numpy can convert to an array of numbers. If the field is
-    collated with `mode` "ragged", it may also be a list of strings.
+    """Return the spec of a field from its value in one sample: a string, numbers, or if it is
+    collated as "ragged", a list of strings.
     """
     for string_type, dtype in _STRING_DTYPES.items():
         if isinstance(value, string_type):
@@ -288,11 +286,7 @@ def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> list[T]
 
 
 def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ragged:
-    """Collate a field of strings to a list, or a field of lists of strings to a `Ragged`.
-
-    For example, values [["a", "b"], []] become a `Ragged` of the strings ["a", "b"] and the lengths
-    [2, 0].
-    """
+    """Collate a field of strings to a list, or a field of lists of strings to a `Ragged`."""
     string_type = bytes if field.dtype is None else str  # a spec has the dtype None for bytes
     if not field.shape:  # one string for each sample
         if set(map(type, values)) == {string_type}:
@@ -312,11 +306,7 @@ def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list
 
 
 def _to_string(name: str, string_type: type, value: Any) -> Any:
-    """Return a string as exactly `string_type` (bytes or str): numpy's strings are subclasses.
-
-    Raises:
-        CollateError: the value is not a string of this type.
-    """
+    """Return a string as exactly `string_type` (bytes or str): numpy's strings are subclasses."""
     if isinstance(value, string_type):
         return string_type(value)
     is_string = isinstance(value, (bytes, str))
@@ -325,10 +315,8 @@ def _to_string(name: str, string_type: type, value: Any) -> Any:
 
 
 def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate) -> Array:
-    """Return the values of a field, which all have the same shape, as one array [batch, …].
-
-    `values` is an array with a row for each sample, or a list with a value for each. `empty` is a
-    function (shape, dtype) that allocates the array.
+    """Return the values of a field, all of one shape, as one array [batch, …]. They are an array, or
+    a list with a value for each sample.
     """
     if (
         isinstance(values, np.ndarray)
@@ -359,11 +347,7 @@ def _matches(shape: tuple[int, ...], expected: Shape) -> bool:
 
 
 def _stack_tensors(values: Sequence[Any]) -> Any:
-    """If all values are tensors of torch with one shape, return one array of them.
-
-    Other values are returned as they are. To convert all tensors by one call is much faster than to
-    convert each.
-    """
+    """Return tensors of torch of one shape as one array, by one call; other values unchanged."""
     torch = sys.modules.get("torch")
     if torch is None or not all(type(value) is torch.Tensor for value in values):
         return values
@@ -387,11 +371,7 @@ def smallest_shape(shape: Shape, /) -> tuple[int, ...]:
 def _to_field_array(name: str, dtype: np.dtype[Any], value: Any) -> Array:
     """Return a value as an array that can be cast to the dtype of its field without loss.
 
-    A Python number has no dtype, so for a float32 field 0.1 is accepted, although the cast rounds
-    it. An array of float64 is refused.
-
-    Raises:
-        CollateError: the cast would change a value.
+    A Python number has no dtype, so a float32 field accepts 0.1; an array of float64 is refused.
     """
     if isinstance(value, (bytes, str)):
         raise _wrong_dtype(name, type(value).__name__, str(dtype))
@@ -408,12 +388,8 @@ def _to_field_array(name: str, dtype: np.dtype[Any], value: Any) -> Array:
 def _can_cast(array: Array, dtype: np.dtype[Any], *, has_dtype: bool) -> bool:
     """Return whether an array can be cast to a dtype of numbers without changing a value.
 
-    - A cast that numpy calls safe is allowed, such as int32 to int64. But numpy also calls int64 to
-      float64 safe, which rounds 2**53 + 1: there the values decide.
-    - Otherwise an array is refused, such as float64 to float32.
-    - A Python number, with `has_dtype` False, has no dtype of its own. An integer is allowed if the
-      dtype can hold it, such as 200 in uint8. A float is allowed in each float dtype, although this
-      rounds. An empty list is allowed in each dtype.
+    A Python number, with `has_dtype` False, may be rounded to any float dtype, and an empty list
+    has any dtype.
     """
     from_integers = array.dtype.kind in "biu"
     to_floats = dtype.kind in "fc" or dtype.name == "bfloat16"
@@ -447,11 +423,8 @@ def _wrong_dtype(name: str, found: str, expected: str) -> CollateError:
 def _wrong_shape(
     name: str, shape: Shape, expected: Shape, position: int, *, from_spec: bool = False
 ) -> CollateError:
-    """Return the error for a value of a field whose shape is not the expected one.
-
-    The expected shape is that of an earlier value in the batch or, with `from_spec`, of the field's
-    spec. The advice depends on what would help: to resize images, which have three axes, or to pad
-    the value, if only the lengths of its axes differ.
+    """Return the error for a value whose shape is not that of an earlier value or, with
+    `from_spec`, of the spec. The advice is what would help: resizing images, or padding.
     """
     source = "in the first record or in spec=" if from_spec else "in an earlier record of the batch"
     same_axes = len(shape) == len(expected)
@@ -467,15 +440,8 @@ def _wrong_shape(
 def _to_field_arrays(
     name: str, values: Sequence[Any], field: FieldSpec, *, num_variable_axes: int
 ) -> tuple[list[Array], tuple[int, ...]]:
-    """Return the values of a field as a list of arrays, and the shape that they have in common.
-
-    The first `num_variable_axes` axes may differ in length: 0 axes of a field that is stacked, 1 of
-    a ragged field, and all of a padded field. The other axes, the fixed ones, have the same lengths
-    in all arrays. For example, a ragged field has the spec (None, 3): values of the shapes (2, 3)
-    and (5, 3) have the shape (3,) in common.
-
-    Raises:
-        CollateError: the fixed axes differ in length, or do not fit the field's spec.
+    """Return the values of a field as arrays, and the shape that all have behind the first axes, of
+    which `num_variable_axes` may differ: ragged values of the shapes (2, 3) and (5, 3) have (3,).
     """
     arrays = _convert_each(partial(_to_field_array, name, dtype_of(field)), values)
     # The fixed axes of the spec, (3,), where None would mean any length; and (None,), by which
@@ -499,22 +465,8 @@ def _to_field_arrays(
 def _collate_padded(
     name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate, how: Mode | Pad
 ) -> dict[str, Any]:
-    """Pad the values of a field to the same shape, and stack them.
-
-    For example, the values [1, 2, 3] and [4] of the field "x" become "x" [[1, 2, 3], [4, 0, 0]] and
-    "x_length" [3, 1].
-
-    Args:
-        name: the name of the field.
-        values: the value of each sample.
-        field: the dtype and shape of a value, in which all axes may have any length.
-        empty: a function (shape, dtype) that allocates an array.
-        how: "pad"; or a `Pad`, with the value to pad with, and a number of which the length of the
-            first axis is made a multiple.
-
-    Returns:
-        Two arrays by name: the padded values, and their lengths (or shapes, for several axes)
-        before padding.
+    """Pad the values of a field to the same shape, and stack them: [1, 2, 3] and [4] of "x" become
+    "x" [[1, 2, 3], [4, 0, 0]] and "x_length" [3, 1].
     """
     value, multiple = how if isinstance(how, Pad) else Pad()  # by default (0, 1)
     axes = len(field.shape)

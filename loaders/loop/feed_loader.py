@@ -88,10 +88,8 @@ class FeedLoader(Loader[B]):
         self.reader.close()
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise StateMismatchError for a state of another sampler or of other records.
-
-        Warns if the records cannot be compared, and if the results of `batch_transform` may differ
-        because the number of ranks has changed.
+        """Raise StateMismatchError for a state of another sampler or of other records; warn if
+        records cannot be compared, or `batch_transform` will differ.
         """
         # The sampler is checked first: its error says so if the numbers of records differ.
         super()._check_state(state)
@@ -131,11 +129,10 @@ class ThreadedLoader(FeedLoader[B]):
         *,
         empty: Allocate = aligned,
     ) -> Generator[Any, None, None]:
-        """Yield `convert(batch)`, or the batch, for each of an epoch, in order, from `start` on.
+        """Yield `convert(batch)`, or the batch, of each step from `start` on.
 
-        Each thread makes a whole batch. But if the sampler draws each decoded image several times,
-        batches are made one after another, and the threads divide the samples of each batch.
-        `empty` allocates the arrays of a batch, as numpy.empty does.
+        Each thread makes a whole batch; but if decoded images are reused, the threads divide the
+        samples of one.
         """
         feed = self.feed
         schedule = self.schedules.of(feed.sampler)

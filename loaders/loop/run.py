@@ -120,10 +120,8 @@ class Run(Cursor):
         self._loaded_position = self.epoch, self.step
 
     def _warn_of_repeat_or_skip(self, previous_epoch: int, step: int) -> None:
-        """Warn, once, if `set_epoch` has repeated an epoch, or skipped the rest of an epoch.
-
-        `previous_epoch` and `step` are the position before `set_epoch`. `received_epochs` are the
-        epochs of which the loop has received batches.
+        """Warn, once, if `set_epoch` has repeated an epoch, or skipped the rest of the previous
+        one, which was at `step`.
         """
         problem = ""
         loaded_epoch, loaded_step = self._loaded_position

@@ -224,10 +224,7 @@ class _Items:
         return value
 
     def _items(self, ids: list[int]) -> Any:
-        """Return the items of the dataset with these ids.
-
-        A dataset with `__getitems__` is called once for all.
-        """
+        """Return the items of the dataset with these ids, by one call if it has `__getitems__`."""
         get_items = getattr(self.data, "__getitems__", None)
         if get_items is None or not ids:  # ArrayRecord refuses [], the ids of a batch of padding
             return [self.data[id_] for id_ in ids]
@@ -398,13 +395,8 @@ def as_source(records: Any, /) -> Source:
 
 
 def _dataset_class(data: Any) -> type[_Items]:
-    """Return the class of this module that reads a dataset.
-
-    It is chosen by the attributes of the dataset, since an `isinstance` would have to import
-    pyarrow or datasets.
-
-    Raises:
-        TypeError: no class reads it, for instance a dataframe, or an iterable without a length.
+    """Return the class that reads a dataset, by its attributes: an `isinstance` would have to
+    import pyarrow or datasets.
     """
     if isinstance(data, (str, bytes, os.PathLike)):
         raise TypeError(
@@ -444,16 +436,8 @@ def _dataset_class(data: Any) -> type[_Items]:
 
 
 def _field_names(record: Any, fields: Sequence[str]) -> Sequence[str]:
-    """Return the names of the fields that are read, or "row" for a single value without a name.
-
-    Args:
-        record: a dict of fields, a tuple, or a single value.
-        fields: the user's names: some keys of the dict, or names for the parts of the tuple or for
-            the value. Empty if there are none.
-
-    Raises:
-        ValueError: a tuple or a value has too few or too many names.
-        KeyError: the dict does not have one of `fields`.
+    """Return the names of the fields of a record: a dict, a tuple, or a single value, whose name is
+    "row". `fields` are the user's names, if any.
     """
     if isinstance(record, Mapping):
         for name in fields:
@@ -480,13 +464,8 @@ def _is_array_or_tensor(values: Any) -> bool:
 
 
 def _as_records(name: str, values: Any) -> Array:
-    """Return the values of a field, an array or a list, as a numpy array with a row per record.
-
-    A list becomes an array of objects.
-
-    Raises:
-        TypeError: the values are neither an array nor a list.
-        ValueError: a single number, or a masked array with missing values.
+    """Return the values of a field, an array or a list, as an array with a row per record; a list
+    becomes an array of objects.
     """
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))
@@ -503,12 +482,7 @@ def _as_records(name: str, values: Any) -> Array:
 
 
 def _to_numpy(name: str, values: Any) -> Array:
-    """Return an array or a tensor as a numpy array; `name` is the field, for messages.
-
-    Raises:
-        ValueError: a masked array.
-        TypeError: a sparse tensor, or one with a gradient.
-    """
+    """Return an array or a tensor as a numpy array; `name` is the field, for messages."""
     if isinstance(values, np.ndarray):
         return validate.unmasked(repr(name), values)
     try:
@@ -518,11 +492,10 @@ def _to_numpy(name: str, values: Any) -> Array:
 
 
 def _is_null(column: Any, inside_lists: bool = True) -> npt.NDArray[np.bool_]:
-    """Return for each value of a pyarrow column whether it is null, as bool[len(column)].
+    """Return for each value of a pyarrow column whether it is null.
 
-    With `inside_lists`, a list that contains a null counts as null too, as numpy has no null. For
-    example, the column [[1, 2], [None, 3], None] gives [False, True, True]. Lists of dicts are read
-    as Python objects, where a null is None, so nulls inside of them do not count.
+    With `inside_lists`, a list with a null in it is one too, as numpy has no null; lists of dicts
+    keep None.
     """
     if hasattr(column, "chunks"):
         parts = [_is_null(chunk, inside_lists) for chunk in column.chunks]
@@ -547,11 +520,7 @@ def _to_numpy_or_list(column: Any) -> Any:
 
 
 def _to_arrow_column(value: Any, arrow_type: Any) -> Any:
-    """Return a pyarrow column with one value, which the user gives for records without the field.
-
-    Raises:
-        TypeError: the value does not fit the type of the column.
-    """
+    """Return a pyarrow column with one value, the user's for records without the field."""
     pyarrow, arrow_type = sys.modules["pyarrow"], getattr(arrow_type, "storage_type", arrow_type)
     try:
         # Only to check: the cast raises an error for 1.5 in a column of integers, which
@@ -573,13 +542,7 @@ def _read_column(dataset: _Items, name: str) -> Any:
 
 
 def _as_number_column(name: str, values: Any) -> Array:
-    """Return the values of a column as an array of numbers.
-
-    An array that is mapped from a file stays mapped.
-
-    Raises:
-        TypeError: the values are not numbers.
-    """
+    """Return the values of a column as an array of numbers; a mapped array stays mapped."""
     array = _to_numpy(name, values)
     if array.dtype == object:
         array = np.asarray(array.tolist())

@@ -104,9 +104,8 @@ class Handles:
             self._open.clear()
 
     def _open_or_evict(self, number: int) -> int:
-        """Return the descriptor of a file that is opened now.
-
-        If the process has too many open files, close the least recently used ones of this cache.
+        """Return the descriptor of a file that is opened now, closing others of this cache if the
+        process has too many.
         """
         while True:
             try:
@@ -117,12 +116,8 @@ class Handles:
                 self._open.popitem(last=False)
 
     def _close_oldest_if_full(self) -> None:
-        """Make room for another open file, if this cache or all caches of the process are full.
-
-        If this cache is full, close its least recently used file. If all caches together are full,
-        close the least recently used file of the largest cache. Together they may have
-        `default_limit()` open files; or `limit` files, if the user has allowed this cache more than
-        the default, so that it can reach its limit.
+        """Close the least recently used file, if this cache is full; or that of the largest cache,
+        if all together have `default_limit()` files, or `limit` if that is more.
         """
         if len(self) >= self.limit:
             self._open.popitem(last=False)
@@ -197,9 +192,8 @@ class LocalFiles(PlannedFiles):
         return read_at(handle.fd, length, offset)
 
     def _read_many_files(self, rows: Rows) -> list[bytes]:
-        """Return the bytes of each row, where the rows lie in more files than may be open at once.
-
-        Sort the rows by file, and read those of `_max_files_per_read` files at a time.
+        """Return the bytes of rows in more files than may be open: those of `_max_files_per_read`
+        files at a time.
         """
         order = np.argsort(rows["file"], kind="stable")
         out = [b""] * len(rows)
@@ -215,18 +209,12 @@ class LocalFiles(PlannedFiles):
         return out
 
     def _read_loose(self, rows: Rows) -> list[bytes]:
-        """Return the bytes of each row of the index, where each row is a whole loose file.
-
-        A loose file has a field of one record, such as an image of a folder of images, unlike a
-        shard, which has many records.
-        """
+        """Return the bytes of each row, a whole loose file, which has a field of one record."""
         return list(map(self.read_again, rows))
 
     def _open_handle(self, file: int, length: int) -> Handle:
-        """Return the handle of a shard, from the cache; or of a loose file, which is opened now.
-
-        Raises:
-            StaleIndexError: the file has another length than in the index, `length`.
+        """Return the handle of a shard, from the cache; or of a loose file, which is opened now,
+        and has to have the length in the index.
         """
         if self.paths is None:  # the index is of shards
             return self.handles.get([file])[file]
@@ -330,10 +318,8 @@ def should_coalesce(is_near: npt.NDArray[np.bool_], /) -> bool:
 def _coalesced(
     offsets: list[int], lengths: list[int], is_near: list[bool]
 ) -> Iterator[tuple[int, int]]:
-    """Yield (first, stop) for each series of rows [first, stop) that is read in one call.
-
-    `is_near` says of each row but the first whether it can be read together with the row before.
-    For example, [True, False] gives (0, 2), for the rows 0 and 1, and then (2, 3), for row 2.
+    """Yield (first, stop) for each series of rows [first, stop) that is read in one call: `is_near`
+    [True, False] gives (0, 2) and (2, 3).
     """
     first = 0
     for row, is_near_previous_row in enumerate(is_near, 1):

@@ -75,9 +75,8 @@ def are_complete(source: Any, fields: Iterable[str], missing: Mapping[str, Any],
 
 
 def _empty_value(source: Any, name: str) -> Any:
-    """Return the value for records that lack a field, if the index says that it is empty; or None.
-
-    An index says so if it was made with missing="empty".
+    """Return the value that a field of an index made with missing="empty" has where it lacks; or
+    None.
     """
     if isinstance(source, Index) and source.options.missing == "empty" and name in source.fields:
         kind = source.fields[name].kind
@@ -86,11 +85,7 @@ def _empty_value(source: Any, name: str) -> Any:
 
 
 def _single_numbers(index: Index, ids: Int64s, name: str, arrays: Sequence[Any]) -> list[Any]:
-    """Return the number in each array of one number; a None stays None.
-
-    Raises:
-        LoaderError: an array has another length.
-    """
+    """Return the number in each array of one number; a None stays None."""
     for record, array in zip(ids, arrays, strict=True):
         if array is not None and len(array) != 1:
             raise LoaderError(
@@ -160,13 +155,8 @@ def _missing_counts(index: Any) -> Mapping[str, int]:
 
 
 def _stored_value(index: Any, name: str, value: Any) -> Any:
-    """Convert the user's value for a missing field to the type in which the reader returns values.
-
-    Of an index, the str "x" becomes b"x", and a list of numbers becomes an array. A `DatasetSource`
-    converts its values itself, and those of any other source stay as they are.
-
-    Raises:
-        TypeError: the value is of another kind than the field.
+    """Convert the user's value for a missing field to the type that the reader returns: of an
+    index, bytes, a list of bytes or an array. A `DatasetSource` converts its values itself.
     """
     if value is None:
         raise TypeError(f"missing must have a value for the field {name!r}, got None")

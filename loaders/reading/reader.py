@@ -175,16 +175,8 @@ class Reader(Closing):
     def _fetch(
         self, ids: Int64s, names: Sequence[str], coalesce: bool
     ) -> tuple[list[bytes], npt.NDArray[np.bool_] | None]:
-        """Return the bytes of the fields `names` of records: all fields of ids[0], of ids[1], ….
-
-        With `coalesce`, small fields next to each other are read by one call.
-
-        Returns:
-            The bytes, b"" of a missing field; and bool[ids * names], which fields are missing, or
-            None if none is.
-
-        Raises:
-            LoaderError: the bytes are not those that were indexed, or cannot be read.
+        """Return the bytes of the fields `names` of records, all of ids[0], of ids[1], …: b"" of a
+        missing field. Beside it is bool[ids * names], which are missing, or None if none is.
         """
         rows = self.index.rows(names, ids)
         present_rows = is_missing = None
@@ -214,11 +206,8 @@ class Reader(Closing):
         return filled, is_missing
 
     def _check_total_bytes(self, rows: Rows) -> None:
-        """Raise LoaderError if rows of the index have more bytes in total than a batch may have.
-
-        An index that was tampered with could make the process allocate any amount of memory. So the
-        limit of a batch is `LIMITS.batch_bytes`, and the size of all shards: their records do not
-        overlap, and each is read once.
+        """Raise LoaderError if rows have more bytes than `LIMITS.batch_bytes` or all shards, as
+        only those of an index that was tampered with have: records do not overlap.
         """
         # For a row that is not within its shard, reading raises a better error, which names the
         # record.
@@ -235,7 +224,7 @@ class Reader(Closing):
     def _wrong_row(
         self, files: RemoteFiles | LocalFiles, rows: Rows, data: list[bytes]
     ) -> int | None:
-        """Return the first row whose bytes are wrong, or None: see `_row_error`.
+        """Return the first row whose bytes are wrong, or None.
 
         Wrong bytes are read once more, as a disk cache may have them.
         """
@@ -249,10 +238,8 @@ class Reader(Closing):
         return None
 
     def _row_error(self, record: int, name: str, rows: Rows, found: bytes) -> LoaderError:
-        """Return the error for a field that does not lie within its shard, or has wrong bytes.
-
-        `rows` has the field's row in the index, and `found` are the bytes that were read: too few,
-        or with a wrong checksum.
+        """Return the error for a field that does not lie within its shard, or whose bytes, `found`,
+        are too few or have a wrong checksum; `rows` has its row.
         """
         row = rows[0]
         if len(rows_outside_shards(self.index, rows)):

@@ -99,10 +99,8 @@ class RemoteFiles:
         return sizes
 
     def _fetch(self, file: int, start: int, stop: int) -> memoryview:
-        """Return the bytes [start, stop) of a file from the store.
-
-        Raises:
-            StaleIndexError: the store says that the file has changed since it was indexed.
+        """Return the bytes [start, stop) of a file from the store, which must be the file that was
+        indexed.
         """
         path, _ = self._file(file)
         found = self.store.read(path, start, stop)
@@ -111,9 +109,8 @@ class RemoteFiles:
         return found.data
 
     def _compare(self, file: int, found: ObjectInfo) -> None:
-        """Raise StaleIndexError if the size or the ETag of a file is not that in the index.
-
-        What is not known (None) is not compared.
+        """Raise StaleIndexError if the size or the ETag of a file, where both are known, is another
+        than in the index.
         """
         path, expected = self._file(file)
         pairs = zip(expected, found, strict=True)
@@ -123,14 +120,8 @@ class RemoteFiles:
             raise stale_file_error(self.store.url(path), describe_object(expected), current)
 
     def _check_shards_unchanged(self, rows: Rows) -> None:
-        """Check that the shards of rows have not changed since they were indexed.
-
-        This takes a request for each shard, once. If the store sends size and ETag with each range,
-        they are compared there. Loose files are not checked, since that would take a request for
-        each record.
-
-        Raises:
-            StaleIndexError: the size or the ETag of a shard is not that in the index.
+        """Compare each shard of rows with the index once, by a request, unless the store sends size
+        and ETag with each range. Loose files, which are many, are not compared.
         """
         if self.store.sends_info or self.index.container == "files":
             return

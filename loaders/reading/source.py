@@ -205,9 +205,8 @@ class CheckedReader:
         return [read_only(value) if isinstance(value, np.ndarray) else value for value in values]
 
     def _read_error(self, ids: Int64s, fields: Sequence[str], error: Exception) -> LoaderError:
-        """Return the error for an exception that the user's `read` of several records has raised.
-
-        To find the record that causes it, each is read by itself until one fails.
+        """Return the error for an exception of the user's `read` of several records, with the first
+        that fails alone.
         """
         where = f"{counted(len(ids), 'record')} at once"
         for record in ids:
@@ -228,9 +227,8 @@ class CheckedReader:
     def _result_error(
         self, problem: str, ids: Int64s, fields: Sequence[str], found: object
     ) -> LoaderError:
-        """Return the error for a user's `read` that did not return a value for each id and field.
-
-        `problem` says what it returned instead, as in "no list", and `found` shows it.
+        """Return the error for a `read` without a value for each id and field: `problem` says what
+        it returned, as "no list".
         """
         return LoaderError(
             f"read of {self._type} returned {problem}",

@@ -65,11 +65,8 @@ class BufferedRange:
     def _read_part(
         self, read: ReadRange, start: int, stop: int, buffer: npt.NDArray[np.uint8] | None
     ) -> memoryview:
-        """Read the bytes [start, stop) of the file.
-
-        Returns:
-            The bytes; or, if the range has several parts, the buffer of the whole range, to which
-            they were copied.
+        """Read the bytes [start, stop) of the file; return them or, if the range has several parts,
+        the buffer of the whole range, to which they were copied.
         """
         try:
             data = read(self.file, start, stop)
@@ -174,17 +171,8 @@ class RangeBuffer:
     def _prefetch(self, file: int, start: int, stop: int, block: int, step: int) -> None:
         """Request the bytes [start, stop) of a file for `step`, unless they are in the buffer.
 
-        The range is then kept for a while: only until `step` is over, if no later step uses the
-        bytes; or, if they belong to a block of records (which are read around the same time), until
-        the last step that uses the block. That step is not known yet: a later `Release` event
-        names it.
-
-        Args:
-            file: the number of the file in the index.
-            start: the first byte.
-            stop: the byte after the last one.
-            block: the first record of the block, or `NO_BLOCK` if no later step uses the bytes.
-            step: the first step that uses the bytes.
+        With `NO_BLOCK` they are kept for this step; else until a `Release` names the block's last
+        step.
         """
         buffered = self._ranges.get((file, start, stop))
         if buffered is None:
@@ -202,11 +190,8 @@ class RangeBuffer:
             self._by_block[block].append(buffered)
 
     def _set_last_steps(self, last_steps: Sequence[tuple[int, int]]) -> None:
-        """Note after which step the buffered ranges of blocks of records can be dropped.
-
-        `last_steps` has pairs (first record of a block, last step that uses the block). Until now
-        the last step was not known, so the ranges were listed by their block, in `_by_block`. From
-        now on they are listed by that step, in `_by_last_step`, where `release_before` finds them.
+        """Note after which step the ranges of blocks can be dropped: they move from `_by_block` to
+        `_by_last_step`. A pair is (first record of a block, last step that uses it).
         """
         for block, last_step in last_steps:
             for buffered in self._by_block.pop(block, ()):
@@ -244,13 +229,8 @@ class RangeBuffer:
         return [next(requested) if buffered is None else buffered for buffered in found]
 
     def _request_now(self, rows: Rows) -> list[BufferedRange]:
-        """Request rows that were not prefetched, and return the range that each row lies in.
-
-        A row of the index says where a field lies: (offset, length, file, checksum). Rows near each
-        other are requested as one range. For example, with a gap of 100 bytes, rows at the offsets
-        0, 10 and 5000 of 10 bytes each lie in two ranges, A = [0, 20) and B = [5000, 5010): the
-        result is [A, A, B]. The ranges are not put into the buffer, since only the batch that is
-        read now needs them.
+        """Request rows that were not prefetched, near ones as one range, and return the range that
+        each row lies in. The buffer does not keep them, since only this batch needs them.
         """
         if not len(rows):
             return []
@@ -270,9 +250,8 @@ class RangeBuffer:
         return range_of_rows
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:
-        """Return the buffered range that contains the bytes [start, stop) of a file, or None.
-
-        If several ranges contain them, return the one that was requested first.
+        """Return the range, requested first, that contains the bytes [start, stop) of a file, or
+        None.
         """
         # The sorted keys are (file, start of range, stop of range). Those up to `end` start at or
         # before `start`: the largest integer comes after every stop. Few ranges overlap, so it is

@@ -147,10 +147,9 @@ class ReadPlan:
         self._start_pass(start, epochs=1)
 
     def _start_pass(self, start: int, *, epochs: int) -> None:
-        """Set the plan to a pass, which reads from step `start` to the end of that epoch.
+        """Set the plan to a pass from step `start` to the end of that epoch.
 
-        With `epochs=2`, the plan also covers the next epoch: near the end of the pass, it already
-        fetches the first batches of the next pass.
+        With `epochs=2`, near its end the first batches of the next epoch are fetched.
         """
         self.start = start
         self._epoch_end = (start // self._epoch_steps + 1) * self._epoch_steps
@@ -243,12 +242,8 @@ class ReadPlan:
                 yield from self._fetch_until(stop)  # it sets `next_step` to `stop`
 
     def _fetch_until(self, stop: int) -> Iterator[Fetch | Release]:
-        """Yield a `Fetch` of the ranges that the steps [self.next_step, stop) of an epoch read.
-
-        The receiver drops a range after its step; or, if it belongs to a block of records
-        (consecutive ones that are read around the same time), after the last step that uses the
-        block. For that, a `Release` follows, with the last steps that are known by now. Advances
-        `next_step` to `stop`.
+        """Yield a `Fetch` of what the steps [self.next_step, stop) of an epoch read; with blocks
+        also a `Release`, with the last steps that are known by now. Advances `next_step`.
         """
         ranges = self._ranges_to_fetch(stop)
         yield Fetch(ranges)
@@ -268,13 +263,10 @@ class ReadPlan:
             self._steps_per_fetch = min(2 * self._steps_per_fetch, max_steps)
 
     def _ranges_to_fetch(self, stop: int) -> FileRanges:
-        """Return the file ranges to fetch for the steps [self.next_step, stop).
+        """Return the ranges to fetch for the steps [self.next_step, stop).
 
-        Without blocks, these are the ranges of the records that the steps read. With blocks
-        (consecutive records that are used around the same time), a block is fetched as a whole
-        before its first use: these are the ranges of all blocks that one of the steps is the first
-        to use. For example, step 7 is the first to read a record of the block [100, 110): then the
-        ranges of the records 100 to 109 are fetched for step 7.
+        A block is fetched as a whole for its first step: if step 7 is the first in the block [100,
+        110), all its ten records.
         """
         blocks: Int64s | int = NO_BLOCK  # each range is only kept until its step is over
         if self._block_uses is None:

@@ -197,9 +197,8 @@ class Schedule:
         return self.sampler.records(ids[ids >= 0]), steps[ids >= 0]
 
     def _draw_chunk(self, epoch: int, number: int) -> list[Int64s]:
-        """Return the batches of a chunk of `_chunk_steps` steps, which are drawn now and cached.
-
-        If too many ids are cached, the chunks drawn first are evicted.
+        """Return the batches of a chunk of `_chunk_steps` steps, drawn now and cached; the oldest
+        are evicted.
         """
         with self._lock():
             chunk = self._chunks.get((epoch, number))
