@@ -115,17 +115,7 @@ class Feed:
     {'id': array([0, 1]), 'size': array([2, 2])}
     """
 
-    index: Source
-    sampler: BatchStream
-    fields: tuple[str, ...]
-    decode: Decode | None
-    transform: Decode | None
-    batch_transform: BatchTransform | None
-    _collate: Collate
-    _side: dict[str, Any]
-    _missing: dict[str, Any]
-    _declared_spec: dict[str, FieldSpec] | None
-    _declared_batch_spec: dict[str, FieldSpec]
+    _is_made = False  # whether no attribute may be set any more
 
     @validate.show_call("Feed(index, sampler, transform=…)", **OPTION_HINTS)
     def __init__(
@@ -147,23 +137,19 @@ class Feed:
         check_fit(index, sampler)
         names = tuple(index.fields) if fields is None else checks.names("fields", fields)
         check_fields(index, names, decode)
-        tables = checks.mapping("side", side)
-        vars(self).update(
-            index=index,
-            sampler=sampler,
-            fields=names,
-            decode=decode,
-            transform=transform,
-            batch_transform=batch_transform,
-            _collate=check_collate(collate),
-            _side={
-                name: check_table(name, joined(table, index) if isinstance(table, ByKey) else table)
-                for name, table in tables.items()
-            },
-            _missing=check_missing(index, names, missing),
-            _declared_spec=None if spec is None else check_spec("spec", spec),
-            _declared_batch_spec=check_spec("batch_spec", batch_spec),
-        )
+        self.index: Source = index
+        self.sampler = sampler
+        self.fields = names
+        self.decode, self.transform, self.batch_transform = decode, transform, batch_transform
+        self._collate = check_collate(collate)
+        self._side = {
+            name: check_table(name, joined(table, index) if isinstance(table, ByKey) else table)
+            for name, table in checks.mapping("side", side).items()
+        }
+        self._missing = check_missing(index, names, missing)
+        self._declared_spec = None if spec is None else check_spec("spec", spec)
+        self._declared_batch_spec = check_spec("batch_spec", batch_spec)
+        self._is_made = True
         self._check()
 
     def _check(self) -> None:
@@ -188,7 +174,9 @@ class Feed:
             check_names("field", self.fields, advice, side=side)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
+        if self._is_made:
+            raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
+        super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
         setattr(self, name, None)  # which raises

@@ -315,9 +315,7 @@ def _to_string(name: str, string_type: type, value: Any) -> Any:
 
 
 def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate) -> Array:
-    """Return the values of a field, all of one shape, as one array [batch, …]. They are an array, or
-    a list with a value for each sample.
-    """
+    """Return the values of a field, an array or a list of values of one shape, as one array."""
     if (
         isinstance(values, np.ndarray)
         and values.dtype == field.dtype
