@@ -52,6 +52,9 @@ Values = Mapping[str, Sequence[Any]]
 Rows = Array | list[str]
 """The rows of a column or a side table, one for each sample."""
 
+_NO_STEP: AbstractContextManager[None] = nullcontext()
+"""The step of a batch of which nothing was prefetched."""
+
 IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
 
@@ -92,7 +95,7 @@ class Batcher(Closing):
         recipe = self.recipe
         real = request.without_padding() if recipe.padded else request
         try:
-            step: AbstractContextManager[object] = nullcontext()
+            step = _NO_STEP
             if self._read_plan is not None:
                 global_step = request.epoch * recipe.steps_per_epoch + request.step
                 step = self.meter.timed("reading", self._read_plan.step, global_step)

@@ -167,7 +167,8 @@ class Meter:
         now = perf_counter_ns()
         with self._lock:
             if self._measures_loop:
-                self._ready_at.update(dict.fromkeys(range(step, step + num_steps), now))
+                for number in range(step, step + num_steps):
+                    self._ready_at[number] = now
             else:
                 self._num_batches += num_steps
                 self._last_batch_time = now

@@ -212,7 +212,7 @@ def mode_of(how: Collate, name: str, /) -> Mode:
 
 def collation_of(how: Collate, name: str, /) -> Mode | Pad:
     """Return the mode, or the `Pad`, of a field in a `collate` argument."""
-    return how.get(name, "stack") if isinstance(how, Mapping) else how
+    return how if isinstance(how, (str, Pad)) else how.get(name, "stack")
 
 
 def check_collate(how: Collate, /) -> Mode | Pad | dict[str, Mode | Pad]:
