@@ -115,7 +115,7 @@ class Feed:
     {'id': array([0, 1]), 'size': array([2, 2])}
     """
 
-    _is_made = False  # whether no attribute may be set any more
+    _is_complete = False  # whether no attribute may be set any more
 
     @validate.show_call("Feed(index, sampler, transform=…)", **OPTION_HINTS)
     def __init__(
@@ -149,7 +149,7 @@ class Feed:
         self._missing = check_missing(index, names, missing)
         self._declared_spec = None if spec is None else check_spec("spec", spec)
         self._declared_batch_spec = check_spec("batch_spec", batch_spec)
-        self._is_made = True
+        self._is_complete = True
         self._check()
 
     def _check(self) -> None:
@@ -174,7 +174,7 @@ class Feed:
             check_names("field", self.fields, advice, side=side)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if self._is_made:
+        if self._is_complete:
             raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
         super().__setattr__(name, value)
 
