@@ -62,8 +62,8 @@ class DecodedCache:
     def start_decoding(self, requests: Iterator[Request], /, *, threads: int) -> None:
         """Decode the images of coming requests on threads, before `get` is called for them.
 
-        `requests` begins with the request of the next batch. At least `threads` images that no
-        batch has used yet are decoded, or being decoded, at any time.
+        `requests`, without padding, begin with that of the next batch. At least `threads` images
+        that no batch has used yet are decoded, or being decoded, at any time.
         """
         self._coming_requests, self._min_pending = requests, threads
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
@@ -113,11 +113,11 @@ class DecodedCache:
         if num_pending >= self._min_pending:
             return num_pending
         for request in islice(self._coming_requests, _MAX_SEARCHED):
-            real = request.without_padding()
-            new = [record for record in real.records.tolist() if record not in self._future_records]
+            records = request.records.tolist()
+            new = [record for record in records if record not in self._future_records]
             # Change the predicted cache as `get` will change the cache at this request.
             self._future_records.update(new)
-            self._future_records.difference_update(self._records_of_last_use(real))
+            self._future_records.difference_update(self._records_of_last_use(request))
             if new:
                 self._pending.append((new, pool.submit(self._decode, np.array(new))))
                 num_pending += len(new)

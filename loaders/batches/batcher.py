@@ -35,7 +35,7 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.reading.missing import fill_missing, is_none
+from twinfeed.loaders.reading.missing import is_none
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.reader import plan_of_pass
@@ -224,9 +224,7 @@ class Batcher(Closing):
         """Read the stored fields of records; return by field a list of values."""
         recipe = self.recipe
         values = self.meter.timed("reading", self._reader.read_or_none, records, recipe.fields)
-        if recipe.fields_are_complete:
-            return values
-        return fill_missing(recipe.index, records, values, recipe.missing)
+        return values if recipe.fields_are_complete else recipe.filled(records, values)
 
     def _decoded_in_place(self, records: Int64s) -> Values:
         """Decode records into the rows of new arrays, which saves a copy of each image.
@@ -349,8 +347,8 @@ class Batcher(Closing):
         self._read_plan = plan_of_pass(self._reader, schedule, fields, step, readahead)
         if self.cache is not None and self.threads:
             # Only the transform uses seeds, and it does not run ahead.
-            coming_requests = schedule.requests(epoch, start, seeds=False)
-            self.cache.start_decoding(coming_requests, threads=self.threads)
+            coming = map(Request.without_padding, schedule.requests(epoch, start, seeds=False))
+            self.cache.start_decoding(coming, threads=self.threads)
 
     def close(self) -> None:
         """End the threads, drop the cache, and close the reader unless it is shared."""

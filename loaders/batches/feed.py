@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.probing import probed, with_batch_function
+from twinfeed.loaders.batches.probing import probed, tried
 from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.feed.arguments import (
     Batch,
@@ -307,7 +307,7 @@ def recipe_of(feed: Feed, /) -> Recipe:
         recipe = probed(feed._draft, feed._declared_spec, feed.sampler)
         if feed.batch_transform is not None:
             arguments = feed.batch_transform, feed.sampler.batch_key, feed._declared_batch_spec
-            recipe = with_batch_function(recipe, BatchFunction(*arguments), feed.sampler)
+            recipe = tried(recipe, BatchFunction(*arguments), feed.sampler)
         _RECIPES[feed] = recipe
     return _RECIPES[feed]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -112,13 +111,13 @@ def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchS
         spec = declared
         _check_spec(draft, spec)
         is_deterministic = isinstance(draft.index, Index) and _is_own_decode(draft.decode)
-        if draft.transform is not None or not is_deterministic or draft.padded:
+        if not is_deterministic or draft.needs_sample:
             with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
                 sample = _probe(draft, *probe_requests(draft.index, sampler))
-    return replace(draft, spec=spec, example_bytes=example_bytes(draft, spec, sample))
+    return draft.with_spec(spec, sample)
 
 
-def with_batch_function(recipe: Recipe, function: BatchFunction, sampler: BatchStream, /) -> Recipe:
+def tried(recipe: Recipe, function: BatchFunction, sampler: BatchStream, /) -> Recipe:
     """Return the recipe with the function of a batch, after checking that it is repeatable.
 
     Raises:
@@ -143,16 +142,7 @@ def with_batch_function(recipe: Recipe, function: BatchFunction, sampler: BatchS
     padded_fields = {name for name in recipe.spec if mode_of(recipe.collate, name) == "pad"}
     function, row = function.with_spec(values, padded_fields)
     recipe.check_names("field", function.spec, "give it another name in batch_transform")
-    examples = example_bytes(recipe, function.spec, row)
-    return replace(recipe, batch_function=function, example_bytes=examples)
-
-
-def example_bytes(
-    recipe: Recipe, spec: Mapping[str, FieldSpec], sample: Fields, /
-) -> dict[str, bytes]:
-    """Return, if batches may have padding, the value of a sample for each field of bytes."""
-    names = [name for name in spec if spec[name].dtype is None and not spec[name].shape]
-    return {name: bytes(sample.get(name, b"")) for name in names if recipe.padded}
+    return recipe.with_batch_function(function, row)
 
 
 def _probe(draft: Recipe, first: Request, second: Request) -> Fields:

@@ -127,10 +127,10 @@ def check_source(source: object, /) -> None:
     if isinstance(source, Index):
         return
     if not isinstance(source, OwnSource):
-        missing = [name for name in _SOURCE_MEMBERS if not hasattr(source, name)]
+        required = [name for name in _SOURCE_MEMBERS if not hasattr(source, name)]
         raise TypeError(
             f"index must be an Index, got {a_type(source)}: open_index(path) gives one. "
-            f"A user-defined source (docs/own-records.md) also needs {', '.join(missing)}"
+            f"A user-defined source (docs/own-records.md) also needs {', '.join(required)}"
         )
     for name, column in source.columns.items():
         if not isinstance(column, np.ndarray):

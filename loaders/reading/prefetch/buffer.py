@@ -224,8 +224,8 @@ class RangeBuffer:
             parts = [part for buffered in distinct for part in buffered.parts if not part.done()]
         if parts:
             request_pool().promote(parts)
-        missing = rows[[buffered is None for buffered in found]]
-        requested = iter(self._request_now(missing))  # the ranges of the missing rows, in order
+        unbuffered = rows[[buffered is None for buffered in found]]
+        requested = iter(self._request_now(unbuffered))  # their ranges, in order
         return [next(requested) if buffered is None else buffered for buffered in found]
 
     def _request_now(self, rows: Rows) -> list[BufferedRange]:

@@ -106,8 +106,8 @@ class ChunkCache:
             if cached is not None:
                 first = number * self.size  # the first byte of the chunk
                 data[number] = memoryview(cached)[max(0, start - first) : stop - first]
-        missing = [number for number in numbers if number not in data]
-        for _, pairs in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):
+        uncached = [number for number in numbers if number not in data]
+        for _, pairs in groupby(enumerate(uncached), lambda pair: pair[1] - pair[0]):
             data |= self._fetch_chunks(file, [number for _, number in pairs], start, stop)
         return memoryview(b"".join([data[number] for number in numbers]))
 
