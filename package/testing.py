@@ -1,6 +1,7 @@
-"""Check a sampler, a source or functions of your own against the laws that loaders rely on.
+"""Examine any sampler, and check a sampler, a source or functions of your own against laws.
 
-The library's own samplers and sources are tested by these functions.
+`audit` takes samplers of any library. The others check what loaders rely on, and the library's own
+samplers and sources are tested by them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from twinfeed.loaders.audit.examination import audit
+from twinfeed.loaders.audit.isolation import random_states, seeded
+from twinfeed.loaders.audit.report import Answer, Audit
 from twinfeed.samplers import BatchSampler, BatchStream, Sampler, validate
 from twinfeed.samplers.types import Int64s
 
-__all__ = ["check_feed", "check_sampler", "check_source"]
+__all__ = ["Answer", "Audit", "audit", "check_feed", "check_sampler", "check_source"]
 
 _EPOCHS = 3
 _STEPS = 16  # steps of an epoch at which states are loaded
@@ -37,12 +41,13 @@ def check_sampler(
 
     Three epochs are drawn whole, so give a small sampler. What is checked:
 
-    - the same batches alone, together, in any order, in copies and after pickling, whatever numpy's
-      global random state is, which does not change;
+    - the same batches alone, together, in any order, in copies and after pickling, whatever the
+      global random states of python, numpy and torch are, which do not change;
     - ids that lie in `[0, num_ids)`, and records in `[0, num_records)`;
     - slices of ranks that make up the batch;
     - states that JSON can hold, and that give the rest of an epoch;
-    - `traits` and `spans`, as they are declared.
+    - `traits` and `spans`, as they are declared;
+    - what `audit` asks of any sampler, if ids are record ids: it is then iterated as torch does.
 
     Args:
         sampler: a sampler, which is cut into batches, or a batch sampler.
@@ -65,17 +70,26 @@ def check_sampler(
         law(stream, whole)
     for world_size in worlds:
         _check_ranks(stream, whole, world_size)
+    if stream.traits.num_ids is None and not stream.traits.padded:
+        report = audit(lambda: copy.deepcopy(stream), num_records=stream.num_records, world_size=1)
+        _law(report.ok, "\n".join(report.findings))
 
 
 def _check_pure(stream: BatchStream, whole: list[list[Int64s]]) -> None:
-    before = _global_random()
+    before = random_states()
     for epoch in reversed(range(_EPOCHS)):
         for step in reversed(range(len(stream))):
             _law(
                 _same([stream.batch(epoch, step)], [whole[epoch][step]]),
                 f"the batch of epoch {epoch}, step {step} differs when it is drawn again, alone",
             )
-    _law(_global_random() == before, "drawing a batch changes numpy's global random state")
+    moved = [name for name, state in random_states().items() if state != before.get(name)]
+    _law(not moved, f"drawing a batch changes the global random state of {' and '.join(moved)}")
+    with seeded(1):
+        _law(
+            _same(stream.batches(1, 0, len(stream)), whole[1]),
+            "batches differ under other global random states",
+        )
     copies: dict[str, Callable[[BatchStream], BatchStream]] = {
         "a pickled copy": lambda stream: pickle.loads(pickle.dumps(stream)),
         "a deep copy": copy.deepcopy,
@@ -306,10 +320,6 @@ def _content(value: Any) -> bytes:
 
 def _same(first: Sequence[Int64s], second: Sequence[Int64s]) -> bool:
     return len(first) == len(second) and all(map(np.array_equal, first, second))
-
-
-def _global_random() -> bytes:
-    return pickle.dumps(np.random.get_state())
 
 
 def _law(holds: bool, broken: str) -> None:

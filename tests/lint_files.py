@@ -29,7 +29,7 @@ FLOORS = (
     ("batches",),
     ("loop", "packing"),
     ("tools", *FRAMEWORKS),
-    ("pictures",),
+    ("audit", "pictures"),
     ("command_line",),
     ("loaders", "__main__"),
 )
@@ -61,6 +61,12 @@ COVERED = (
     ("loaders", "faults/test_damage.py", "errors"),
     ("loaders", "backends/grain/test_grain.py", "grain"),
     ("loaders", "backends/webdataset/test_webdataset.py", "webdataset"),
+    (
+        "loaders/audit",
+        "unit/loaders/audit/test_examination.py",
+        "chance_questions cost_questions evidence isolation maker mixing_questions promises "
+        "report stream_questions streams worlds",
+    ),
     ("loaders/batches", "unit/loaders/batches/test_batcher.py", "padding"),
     (
         "loaders/building",

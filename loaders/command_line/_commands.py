@@ -16,12 +16,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import numpy as np
+
+from twinfeed.loaders.audit.examination import audit
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import (
     feed_of,
     load_feed,
+    load_name,
     load_state,
     sampler_of,
 )
@@ -263,6 +267,30 @@ def run_diff(options: argparse.Namespace) -> int:
     result = diff(*map(load_feed, options.feed))
     _print_result(result)
     return 0 if result.ok else 1
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    """Run `twinfeed audit` on a function; return the exit status, 1 if there are faults."""
+    result = audit(
+        load_name(options.make, "make"),
+        num_records=options.records,
+        labels=None if options.labels is None else _saved_array(options.labels),
+        world_size=options.world,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        expect=options.expect,
+        max_seconds=options.seconds,
+    )
+    _print_result(result)
+    return 0 if result.ok else 1
+
+
+def _saved_array(path: str) -> Any:
+    """Return the array in a .npy file."""
+    try:
+        return np.load(path, allow_pickle=False)
+    except ValueError:
+        raise ValueError(f"{path} holds no array: write the labels by numpy.save") from None
 
 
 def _print_result(result: object) -> None:

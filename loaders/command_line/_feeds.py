@@ -19,14 +19,19 @@ from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomS
 
 
 def load_feed(text: str) -> Feed:
-    """Import a Python file, and return its feed: "train.py:feed" is `feed` of train.py.
+    """Import a Python file, and return its feed: "train.py:feed" is `feed` of train.py."""
+    return check_feed(load_name(text, "--feed"))
+
+
+def load_name(text: str, argument: str) -> Any:
+    """Import a Python file, and return what has a name in it: "train.py:feed", `feed` of train.py.
 
     While the file is imported, `sys.argv` has its path alone, and no loader starts. Its modules are
     forgotten, as another file may have others of the same names.
     """
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py"):
-        raise ValueError(f"--feed must be FILE.py:NAME, such as train.py:feed, got {text!r}")
+        raise ValueError(f"{argument} must be FILE.py:NAME, such as train.py:feed, got {text!r}")
     file = Path(path).resolve(strict=True)
     sys.path.insert(0, str(file.parent))
     arguments, modules = sys.argv, {*sys.modules}
@@ -47,8 +52,8 @@ def load_feed(text: str) -> Feed:
             if _is_beside(module, file.parent):
                 del sys.modules[module]
     if name not in names:
-        raise ValueError(f"{path} has no {name!r}: give --feed the name of a feed at its top level")
-    return check_feed(names[name])
+        raise ValueError(f"{path} has no {name!r}: give {argument} a name of its top level")
+    return names[name]
 
 
 def _is_beside(module: str, folder: Path) -> bool:

@@ -22,8 +22,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from textwrap import fill
-from typing import Any
+from typing import Any, get_args
 
+from twinfeed.loaders.audit.promises import Expectation
 from twinfeed.loaders.building.labels import FromExample, FromFile, FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._printing import error_line, print_lines, show_warning
@@ -40,7 +41,7 @@ EPILOG = """\
 twinfeed COMMAND --help has examples.
 
 exit status: 0 all is well, 1 data are bad, missing or changed (or verify,
-compare or diff found something), 2 wrong usage, 130 interrupted
+compare, diff or audit found something), 2 wrong usage, 130 interrupted
 """
 
 
@@ -197,6 +198,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "FIELD[:KEY]": _parse_json_label,
     "LEVEL": lambda text: FromFolder(int(text)),
     "N": int,
+    "N,N": lambda text: [int(number) for number in text.split(",")],
     "REGEX": FromFile,
     "NAME=SIZE": _parse_split,
     "NAME[=A;B]": _parse_field,
@@ -205,6 +207,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 
 _SPECIAL: dict[str, dict[str, Any]] = {
     "--backends": {"nargs": "+", "choices": [*BACKENDS], "default": ["torch", "tensorflow"]},
+    "--expect": {"choices": get_args(Expectation)},
     "--exclude": {"default": ()},
     "--incomplete": {"dest": "complete", "action": "store_false"},
     "--label-example": {"type": FromExample},
@@ -333,6 +336,19 @@ diff: Print the first step at which two feeds have other records, and why. No sh
   exit status is 1 if they differ.
 $ diff --feed old/train.py:feed new/train.py:feed
 --feed! A.py:NAME B.py:NAME  two feeds; their files are imported
+
+audit: Examine a sampler of any library: what it draws, and where it contradicts itself. The exit
+  status is 1 if it does. The names of the function's parameters say what is asked.
+$ audit train.py:make --records 50000 --expect training
+$ audit train.py:make --labels labels.npy --world 1,2,4 --expect pk
+make                       FILE.py:NAME, a function that builds a sampler; its file is imported
+--records N                the number of records; default: that of the labels, or the highest id + 1
+--labels FILE.npy          the label of each record, as numpy.save writes an array
+--world N,N                the numbers of ranks to try; default 1,2
+--epochs N                 how many epochs to compare; default 3
+--batch-size N             ids of a batch of one rank, if the sampler gives single ids
+--expect NAME              the promise to check, beside contradictions
+--seconds N                the seconds for all questions; default 60
 
 @labels:
 --label FIELD              a feature or tar member

@@ -102,7 +102,7 @@ class Narrow(Fair):
     ("broken", "words"),
     [
         (Counts, "differs when it is drawn again, alone"),
-        (Global, "numpy's global random state"),
+        (Global, "changes the global random state of numpy"),
         (ByBatch, "differs when it is drawn again, alone"),
         (Unpickled, "a pickled copy has another fingerprint"),
         (Repeats, "a record repeats, and repeats is False"),

@@ -1,0 +1,46 @@
+"""torch's own sampler as any rank of any number of ranks, in one process: no false alarm."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from support.cases import mark_long
+from torch.utils.data import DataLoader, DistributedSampler
+
+from twinfeed.testing import audit
+
+SIZES = [range(first, min(first + 43, 301)) for first in range(0, 301, 43)]
+
+
+@pytest.mark.parametrize("world_size", mark_long(range(1, 9), but_every=4, first=1))
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("sizes", mark_long(SIZES, but_every=7), ids=str)
+def test_no_false_alarm_over_distributed_sampler(
+    sizes: range, drop_last: bool, world_size: int
+) -> None:
+    for n in sizes:
+
+        def make(rank: int, world_size: int, seed: int = 0, n: int = n) -> Any:
+            return DistributedSampler(range(n), world_size, rank, seed=seed, drop_last=drop_last)
+
+        report = audit(make, num_records=n, expect="training", world_size=world_size)
+        assert report.ok, report
+
+
+def test_a_sampler_that_asks_torch_for_its_rank_runs_as_each() -> None:
+    """Nothing of it is left afterwards."""
+    hook = sys.excepthook
+
+    def make(seed: int = 0) -> Any:
+        if dist.is_initialized():
+            return DataLoader(range(40), batch_size=4, sampler=DistributedSampler(range(40)))
+        return DataLoader(range(40), batch_size=4, shuffle=True)
+
+    report = audit(make, num_records=40, expect="training", world_size=(1, 2, 4))
+    coverage = [answer.text for answer in report.answers if answer.question == "coverage"]
+    assert [text.partition(":")[0] for text in coverage] == ["1 rank", "2 ranks", "4 ranks"]
+    assert not dist.is_initialized()
+    assert sys.excepthook is hook
