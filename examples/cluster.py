@@ -26,7 +26,6 @@ from sklearn.datasets import load_digits
 from twinfeed import (
     ExactOnceBatchSampler,
     Feed,
-    ImageFolder,
     NumpyLoader,
     build_index,
     open_index,
@@ -47,7 +46,7 @@ def write_images(folder: Path) -> None:
 
 def pack_part(folder: Path, part: int) -> int:
     """Pack the images of a part into two shards; a worker does this."""
-    images = ImageFolder(folder / "images" / f"part-{part}")
+    images = folder / "images" / f"part-{part}"
     return len(pack(images, folder / f"shards-{part}", shards=2, overwrite=True)["data"])
 
 

@@ -27,7 +27,6 @@ from twinfeed import (
     DecodeImage,
     ExactOnceBatchSampler,
     Feed,
-    ImageFolder,
     Index,
     Loader,
     PKBatchSampler,
@@ -216,7 +215,7 @@ def draw(path: Path, train: Index, evaluation: Index, found: dict[str, np.ndarra
 def packed_as(container: Any, out: Path) -> dict[str, Index]:
     """Pack the images, and split them into those to train with and those to evaluate with."""
     return pack(
-        ImageFolder(out / "images"),
+        out / "images",
         out / container,
         container=container,
         split={"train": 1036, "eval": 761},

@@ -1,6 +1,6 @@
 """Bring the records a sampler names from shards into TensorFlow and PyTorch.
 
-Shards: `pack` and `ImageFolder` (packing/) write them; `build_index` (building/) and `open_index`
+Shards: `pack` (packing/) writes them; `build_index` (building/) and `open_index`
 (index/) say where each record and field lies, in TFRecord files, webdataset tar files or loose
 files (formats/); `Reader` (reading/) reads records by id, `SideTable` rows;
 `ByRecord` joins a table by record, `ByKey` by key.

@@ -70,38 +70,24 @@ def image_entries(paths: Sequence[str], /) -> list[Entry]:
     ]
 
 
-def empty_class_folders(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
-    """Return a message that names the folders directly in `root` that contain no entry.
-
-    Links to folders count as folders. Returns None if there are no such folders, or if no entry is
-    in a folder.
-    """
+def warn_of_empty_folders(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> None:
+    """Warn of folders directly in `root`, and links to folders, that contain no entry."""
     labels = {entry.label for entry in entries} - {None}
     empty = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in labels]
     names = sorted(path.name for path in empty if not _is_hidden(path.name) and not is_index(path))
-    if not labels or not names:
-        return None
-    return (
-        f"class folders without images below {os.fspath(root)} ({len(names)}: "
-        f"{', '.join(names[:5])}); links to folders are not followed"
-    )
-
-
-def no_images_error(
-    folder: str | os.PathLike[str], extensions: Sequence[str] = IMAGE_EXTENSIONS, /
-) -> FileNotFoundError:
-    """Return the error of a folder without images."""
-    name = os.fspath(folder)
-    return FileNotFoundError(
-        f"no image ({', '.join(extensions)}) below the folder {name!r}: give a folder that holds "
-        f"images, or shards, such as '{name}/*.tar'"
-    )
+    if labels and names:
+        warnings.warn(
+            f"class folders without images below {os.fspath(root)} ({len(names)}: "
+            f"{', '.join(names[:5])}), so they are not classes; links to folders are not followed",
+            ShardWarning,
+            stacklevel=5,
+        )
 
 
 def _files_below(root: str | os.PathLike[str]) -> list[str]:
     """Return the sorted paths of the files below `root`, and of folders left out ("a/more/").
 
-    Links in `root` itself are not listed, since `empty_class_folders` reports them.
+    Links in `root` itself are not listed, since `warn_of_empty_folders` names them.
     """
     paths = []
     for folder, folders, names in os.walk(root, onerror=_raise):

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import posixpath
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from twinfeed.loaders.building.image_folder import (
-    empty_class_folders,
     image_entries,
     list_images,
-    no_images_error,
+    warn_of_empty_folders,
 )
 from twinfeed.loaders.building.shards import expand
-from twinfeed.loaders.errors import LoaderError, ShardWarning
+from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.records import Container
-from twinfeed.loaders.formats.sniff import SNIFF_BYTES, has_image_extension, is_tar
+from twinfeed.loaders.formats.sniff import (
+    IMAGE_EXTENSIONS,
+    SNIFF_BYTES,
+    has_image_extension,
+    is_tar,
+)
 from twinfeed.loaders.index.manifest import MANIFEST
 from twinfeed.loaders.index.paths import join, refuse_unfinished, relative_to
 from twinfeed.loaders.storage.download import download
@@ -169,9 +172,7 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
         if is_url(os.fspath(shards)) or not os.path.isdir(shards):
             return None
         entries = list_images(shards)
-        empty = empty_class_folders(shards, entries)
-        if empty is not None:
-            warnings.warn(f"{empty}, so they are not classes", ShardWarning, stacklevel=4)
+        warn_of_empty_folders(shards, entries)
         return entries
     # A feed is not iterable, and `set_epoch` is a method of loaders and samplers.
     is_loader = hasattr(shards, "set_epoch")
@@ -196,7 +197,11 @@ def _relative_entries(
     images_folder = None
     if isinstance(shards, (str, os.PathLike)):
         if not entries:
-            raise no_images_error(shards)
+            name = os.fspath(shards)
+            raise FileNotFoundError(
+                f"no image ({', '.join(IMAGE_EXTENSIONS)}) below the folder {name!r}: give a "
+                f"folder that holds images, or shards, such as '{name}/*.tar'"
+            )
         images_folder = os.path.realpath(shards)
     inside_root = index_path or images_folder  # /data/x.index, or /data/photos
     default_root = os.path.join(inside_root, os.pardir) if inside_root else os.curdir

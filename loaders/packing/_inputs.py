@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.building.image_folder import empty_class_folders, list_images, no_images_error
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.sniff import IMAGE_EXTENSIONS, SNIFF_BYTES, identify, image_extension
@@ -101,48 +100,6 @@ class LooseFiles:
                 raise ValueError(f"{entry.key} has no label, while other samples have one")
             sample["label"] = entry.label
         return sample
-
-
-class ImageFolder(LooseFiles):
-    """Take samples from a directory tree of images, with a folder for each class.
-
-    The classes are those of torchvision's ImageFolder; only if every folder's name is an integer,
-    `pack` takes the names as the numbers of the classes. Hidden files and folders (`.name`),
-    indexes and links to folders are left out. Files that are not images, and folders of the system
-    such as `__MACOSX` and `@eaDir`, are left out with a ShardWarning.
-
-    Raises:
-        FileNotFoundError: a tree or a class folder without images.
-        DataCorruptionError: images outside the class folders; it is a ValueError.
-
-    >>> import tempfile, pathlib
-    >>> root = pathlib.Path(tempfile.mkdtemp())
-    >>> (root / "cat").mkdir()
-    >>> _ = (root / "cat" / "1.png").write_bytes(b"...")
-    >>> source = ImageFolder(root)
-    >>> source.classes, source[0]
-    (('cat',), {'__key__': 'cat/1', '__ext__': {'image': 'png'}, 'image': b'...', 'label': 'cat'})
-    """
-
-    def __init__(
-        self, root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE_EXTENSIONS
-    ) -> None:
-        extensions = tuple(extensions)
-        entries = list_images(root, extensions=extensions)
-        if not entries:
-            raise no_images_error(root, extensions)
-        super().__init__(root, entries)
-        outside = [entry.paths["image"] for entry in entries if entry.label is None]
-        if self.classes and outside:
-            raise DataCorruptionError(
-                f"images lie outside any class folder ({len(outside)}: {', '.join(outside[:5])})",
-                advice="move them into one, or remove them",
-            )
-        empty = empty_class_folders(root, entries)
-        if empty is not None:
-            raise FileNotFoundError(
-                f"{empty}: put images in ({', '.join(extensions)}), or move the folders elsewhere"
-            )
 
 
 RandomAccess = LooseFiles | Index | Sequence[Sample]

@@ -27,7 +27,6 @@ from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.packing._compressed import CompressedShards, Shards, decompressed_samples
 from twinfeed.loaders.packing._inputs import (
-    ImageFolder,
     LooseFiles,
     RandomAccess,
     Sample,
@@ -93,13 +92,13 @@ def pack(
     iterable that is shuffled, split or cut to several `shards` is written twice, first as it comes.
 
     Args:
-        source: an `ImageFolder`, `LooseFiles`, an `Index`, `CompressedShards`, an iterable of
-            dicts, or the path of an image folder, of an index or of compressed shards, or a list of
-            paths of images or compressed shards. A dict has
-            bytes, str, numbers or arrays by field name, `__key__` (a str) for the key, and `label`
-            (an int or a str) for the class. A str is a number if every label is an integer, as in
-            `build_index`. The fields, columns and class names of an index are packed as they are,
-            whatever the index was made of.
+        source: the path of a folder of images, with a folder for each class, of an index or of
+            compressed shards; a list of paths of images or compressed shards; `LooseFiles`, an
+            `Index`, `CompressedShards`, or an iterable of dicts. A dict has bytes, str, numbers or
+            arrays by field name, `__key__` (a str) for the key, and `label` (an int or a str) for
+            the class. A str is a number if every label is an integer, as in `build_index`. The
+            fields, columns and class names of an index are packed as they are, whatever the index
+            was made of.
         out: the folder of the shards (`train-00000-of-00010.tfrecord`) and of the indexes
             (`train.index`).
         container: "tfrecord", or "tar" (webdataset).
@@ -165,14 +164,14 @@ def _open_source(source: Any) -> Records:
     """Return what `pack` reads records from; for paths, by what is stored there."""
     if isinstance(source, (list, tuple)) and source:
         if all(map(has_image_extension, source)):
-            found = find_source(source, None, container=None, root=None)
-            return LooseFiles(str(found.root), [e for job in found.jobs for e in job.entries])
+            return _loose_files(source, root=None)
         if all(isinstance(path, (str, os.PathLike)) for path in source):
             return CompressedShards(source)
     elif isinstance(source, (str, os.PathLike)):
         if is_index_path(source):
             return open_index(source)
-        return ImageFolder(source) if os.path.isdir(source) else CompressedShards(source)
+        is_folder = os.path.isdir(source)
+        return _loose_files(source, root=source) if is_folder else CompressedShards(source)
     allowed = (LooseFiles, Index, CompressedShards, Iterable)
     if isinstance(source, Mapping) or not isinstance(source, allowed):
         raise TypeError(
@@ -180,6 +179,12 @@ def _open_source(source: Any) -> Records:
             f"got {reprlib.repr(source)}"
         )
     return source
+
+
+def _loose_files(source: Any, root: str | os.PathLike[str] | None) -> LooseFiles:
+    """Return the images of a list of paths, or of a folder, below a root."""
+    found = find_source(source, None, container=None, root=root)
+    return LooseFiles(str(found.root), [entry for job in found.jobs for entry in job.entries])
 
 
 def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -> RandomAccess:

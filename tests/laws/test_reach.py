@@ -11,7 +11,7 @@ from PIL import Image
 
 import twinfeed.loaders
 import twinfeed.samplers
-from twinfeed import BatchSampler, DecodeImage, Feed, ImageFolder, NumpyLoader, RandomSampler, pack
+from twinfeed import BatchSampler, DecodeImage, Feed, NumpyLoader, RandomSampler, pack
 
 MOST_FUNCTIONS, MOST_FILES, MOST_FRAMES = 67, 17, 16
 """What a reader of the code has to follow, with an index, `DecodeImage` and a transform."""
@@ -37,7 +37,7 @@ def test_a_batch_passes_through_few_functions_and_files(tmp_path: Path) -> None:
         path = tmp_path / f"photos/class{number % 4}/{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((16, 16, 3), number, np.uint8)).save(path)
-    index = pack(ImageFolder(tmp_path / "photos"), tmp_path / "shards", container="tar")["data"]
+    index = pack(tmp_path / "photos", tmp_path / "shards", container="tar")["data"]
     sampler = BatchSampler(RandomSampler(len(index), seed=0), batch_size=32)
     feed = Feed(index, sampler, decode=DecodeImage(size=(8, 8)), transform=transform)
     codes: Counter[CodeType] = Counter()

@@ -24,7 +24,6 @@ from twinfeed.loaders import (
     Feed,
     FieldSpec,
     FromFolder,
-    ImageFolder,
     Index,
     Loader,
     LoaderError,
@@ -61,7 +60,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
         path = root / "images" / f"class{number % 6}" / f"{number:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((4, 5), number, np.uint8)).save(path)
-    source = ImageFolder(root / "images")
+    source = root / "images"
     loose = build_index(root / "images", root / "files.index", label=FromFolder())
     return {"files": loose} | {
         container: pack(source, root / container, container=container, seed=1)["data"]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from support.shards import write_tfrecord
 
-from twinfeed.loaders import Feed, ImageFolder, NumpyLoader, pack
+from twinfeed.loaders import Feed, NumpyLoader, pack
 from twinfeed.loaders.command_line import main
 from twinfeed.loaders.pictures import plot_mixing, show_batch
 from twinfeed.samplers import (
@@ -234,7 +234,7 @@ def test_show_and_mixing_commands_draw_an_index(
         path = Path(f"{tmp_path}/images/{'ab'[number % 2]}/{number}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((9, 7, 3), number * 20, np.uint8)).save(path)
-    pack(ImageFolder(f"{tmp_path}/images"), f"{tmp_path}/data")
+    pack(f"{tmp_path}/images", f"{tmp_path}/data")
     index = f"{tmp_path}/data/data.index"
     sheet, mixing = f"{tmp_path}/batch.svg", f"{tmp_path}/mixing.png"
     assert main(["show", index, "--p", "2", "--k", "3", "--out", sheet]) == 0

@@ -17,7 +17,6 @@ from twinfeed import (
     DecodeImage,
     Entry,
     Feed,
-    ImageFolder,
     Index,
     LooseFiles,
     NumpyLoader,
@@ -90,10 +89,6 @@ SHOWN: dict[str, tuple[Callable[[Index], object], str]] = {
         "DecodeImage(field='jpg', mode='L', size=(2, 3))",
     ),
     "seeded": (lambda _: Seeded(plain), "Seeded(plain)"),
-    "images": (
-        lambda index: ImageFolder(index.path.parent / "photos"),
-        "<ImageFolder '{path}/photos': 1 sample, 1 class>",
-    ),
     "files": (
         lambda index: LooseFiles(index.path.parent, [Entry("a", {"x": "t.npy"})]),
         "<LooseFiles '{path}': 1 sample, 0 classes>",
