@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import gcd
 from typing import NamedTuple, SupportsIndex
@@ -36,7 +36,7 @@ class BatchShape:
         self, p: PerStep, k: PerStep | tuple[SupportsIndex, SupportsIndex], seed: int
     ) -> None:
         self.lowest_k: int | None = None
-        if isinstance(k, (tuple, list)):  # a list by way of JSON
+        if isinstance(k, Sequence) and not isinstance(k, str):  # a list by way of JSON, or Hydra's
             self.lowest_k, k = _k_range(k)
         for name, value in (("p", p), ("k", k)):
             if callable(value):
@@ -86,7 +86,7 @@ class BatchShape:
         return [(self.phases[i], steps[mask]) for i, mask in self._by_step.split(steps)]
 
 
-def _k_range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
+def _k_range(k: Sequence[SupportsIndex]) -> tuple[int, int]:
     """Return the lowest and the highest K of the range `k=(low, high)`, checked."""
     bounds = [validate.integer("k", bound, minimum=1) for bound in k]
     if len(bounds) != 2 or bounds[0] > bounds[1]:

@@ -12,12 +12,14 @@ PAGE = (ROOT / "docs" / "your-loader.md").read_text()
 SECTIONS = PAGE.split("\n## ")[1:]
 PROGRAMS = sorted(path.stem for path in (EXAMPLES / "hosts").glob("*.py"))
 PROGRAMS.remove("same_ids")  # what they share
-EXTRA = {"pytorch_metric_learning", "sentence_transformers"}  # of the extra `hosts`
+# Of the extra `hosts`.
+EXTRA = {"hydra", "mmengine", "pytorch_metric_learning", "sentence_transformers"}
 # Those that train, or start processes.
 LONG = [
     *("accelerate_ranks", "endless_pass", "grain_dataset", "keras_pydataset", "lightning_fit"),
     *("stateful_dataloader", "torch_dataloader", "transformers_trainer", "webdataset_pipeline"),
-    *(f"{library}_training" for library in sorted(EXTRA)),
+    *("hydra_config", "mmengine_runner"),
+    *("pytorch_metric_learning_training", "sentence_transformers_training"),
 ]
 pytestmark = pytest.mark.frameworks
 

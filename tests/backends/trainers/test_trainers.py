@@ -2,7 +2,7 @@
 
 import warnings
 from importlib import import_module
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from support import PROGRAMS
 from support.batches import expected, noted, received
 from support.cases import mark_long
 from support.programs import run
+from support.sampler_cases import CASES
 from support.torch_feeds import OPTIONS, RECORDS, pack_words, plain
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -206,6 +207,21 @@ def test_making_a_sampler_of_ones_own_anew_names_the_option(
             prepare(batches)
         assert "use_distributed_sampler=False" in str(caught.value)
         assert "sampler.shard(rank, world_size)" in str(caught.value)
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "lightning.fabric"])
+def test_no_batch_sampler_is_made_anew_in_silence(package: str) -> None:
+    """They would take any class with `batch_size` and `drop_last` for one like torch's."""
+    update = import_module(f"{package}.utilities.data")._update_dataloader
+    modes: list[Any] = [{}]
+    if package == "lightning.pytorch":  # `predict` replaces batch samplers also on one rank
+        stages = import_module("lightning.pytorch.trainer.states").RunningStage
+        modes.append({"mode": stages.PREDICTING})
+    for (name, make), mode in product(CASES, modes):
+        sampler: Any = make()
+        other: Any = DistributedSampler(range(64), num_replicas=2, rank=0)
+        with pytest.raises(TypeError, match=r"sampler\.shard\(rank, world_size\)"):
+            print(name, update(DataLoader(range(64), batch_sampler=sampler), other, **mode))
 
 
 def test_accelerate_returns_loader_unchanged(index: Index) -> None:
