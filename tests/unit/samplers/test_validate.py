@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import UserList, deque
 from collections.abc import Callable
 from copy import copy
 from functools import partial
@@ -700,6 +700,8 @@ def test_first_arguments_have_names() -> None:
         (ExactOnceBatchSampler(dataset=4, batch_size=2), ExactOnceBatchSampler(4, batch_size=2)),
         (BatchSampler(sampler=order, batch_size=2), BatchSampler(order, batch_size=2)),
         (PKBatchSampler(labels=LABELS, p=2, k=1, seed=0), pk()()),
+        # A configuration has lists of its own, and no tuples.
+        (pk(k=UserList([1, 3]), batches_per_epoch=4)(), pk(k=(1, 3), batches_per_epoch=4)()),
         (
             BucketBatchSampler(costs=[1, 2], budget=4, seed=0),
             BucketBatchSampler([1, 2], budget=4, seed=0),
