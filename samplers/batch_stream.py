@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NoReturn, SupportsIndex, TypeVar
+from typing import Any, NoReturn, Self, SupportsIndex
 
 import numpy as np
 
@@ -18,8 +18,6 @@ from twinfeed.samplers.state import flattened, json_value
 from twinfeed.samplers.stream import Pass, Stream, growing_ranges, steps_per_draw
 from twinfeed.samplers.traits import check_record_ids
 from twinfeed.samplers.types import Int64s, UInt64s
-
-_Stream = TypeVar("_Stream", bound="BatchStream")
 
 # What to do with a DataLoader whose sampler a trainer must not replace: advice of errors.
 _UNCHANGED = (
@@ -240,7 +238,7 @@ class BatchStream(Stream):
         """
         return derive(self.batch_key, *self._as_ints(epoch, step, self._steps))
 
-    def shard(self: _Stream, rank: SupportsIndex, world_size: SupportsIndex) -> _Stream:
+    def shard(self, rank: SupportsIndex, world_size: SupportsIndex) -> Self:
         """Return a copy of this stream with one rank's slices of the same global batches.
 
         Each rank takes a contiguous slice of every global batch. Slice sizes differ by at most 1.
@@ -360,7 +358,7 @@ class BatchStream(Stream):
         return batch_table(self._describe(), batches, self)
 
     @property
-    def sampler(self: _Stream) -> _Stream:
+    def sampler(self) -> Self:
         """This sampler, since trainers call `batch_sampler.sampler.set_epoch`."""
         return self
 

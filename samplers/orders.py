@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any, Literal, NoReturn, SupportsIndex, TypeVar
+from typing import Any, Literal, NoReturn, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,8 +20,6 @@ from twinfeed.samplers.state import json_value
 from twinfeed.samplers.stream import Stream
 from twinfeed.samplers.traits import check_independent_of_steps, check_record_ids
 from twinfeed.samplers.types import Int64s
-
-_Inner = TypeVar("_Inner", bound="InnerSampler")
 
 
 class Sampler(Stream):
@@ -69,6 +67,11 @@ class Sampler(Stream):
     @property
     def _unsharded(self) -> Sampler:
         return self
+
+    def __copy__(self) -> Self:
+        sampler = super().__copy__()
+        vars(sampler).pop("_fingerprint", None)  # `for_batches` may change parameters of the copy
+        return sampler
 
     def shard(
         self,
@@ -319,7 +322,7 @@ class InnerSampler(Sampler):
     def __len__(self) -> int:
         return len(self._inner_sampler)
 
-    def for_batches(self: _Inner, batch_size: int, num_steps: int) -> _Inner:
+    def for_batches(self, batch_size: int, num_steps: int) -> Self:
         """Return a copy of this sampler for batches of this size: the inner sampler is adapted."""
         sampler = copy.copy(self)
         sampler._inner_sampler = self._inner_sampler.for_batches(batch_size, num_steps)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Self, SupportsIndex
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.state import (
@@ -19,15 +19,13 @@ from twinfeed.samplers.state import (
 )
 from twinfeed.samplers.traits import Samples
 
-_Stream = TypeVar("_Stream", bound="Stream")
-
 MAX_IDS = 1 << 15
 """The most ids that are drawn in one call."""
 
 _NO_PASSES = (0, 0)  # (epoch, consecutive passes over it) before any pass was counted
 
 
-class Stream(Samples):
+class Stream(Samples, ABC):
     """Ids by (epoch, step), with states; and by iteration without a loader, at one position.
 
     A step is a batch of a `BatchStream`, or a position of a `Sampler`.
@@ -149,7 +147,7 @@ class Stream(Samples):
         cursor._sync()
         return cursor
 
-    def __copy__(self: _Stream) -> _Stream:
+    def __copy__(self) -> Self:
         """Return a copy at the same position, which then advances independently."""
         stream = object.__new__(type(self))
         vars(stream).update(vars(self), _own_cursor=copy.copy(self._own_cursor))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,11 @@ class Bare(Own):
 
     def __init__(self) -> None:
         self.num_records = RECORDS
+
+
+def test_sampler_without_draw_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"abstract method '?draw"):
+        type("Idle", (Sampler,), {"num_records": 3, "parameters": {}})()
 
 
 @pytest.mark.parametrize(
@@ -138,3 +144,19 @@ def test_groups_are_those_of_the_ids_at_each_position() -> None:
         assert of_ids.tolist() == (ids // 2).tolist()
     assert BatchSampler(own, batch_size=4, last_batch="pad").group_sampler is None
     assert BatchSampler(SequentialSampler(6), batch_size=4).group_sampler is None
+
+
+def test_changed_copy_of_a_sampler_has_a_fingerprint_of_its_own() -> None:
+    """`for_batches` may return a copy with other parameters."""
+
+    class Shifted(Own):
+        def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
+            shifted = copy.copy(self)
+            shifted.parameters = {**self.parameters, "shift": batch_size}
+            return shifted
+
+    own = Shifted(lambda at: at)
+    assert own.fingerprint["name"] == "Shifted"
+    states = [BatchSampler(own, batch_size=size).state_dict() for size in (5, 6)]
+    assert [state["fingerprint"]["order.shift"] for state in states] == [5, 6]
+    assert "shift" not in own.fingerprint
