@@ -175,9 +175,6 @@ class BatchSampler(BatchStream):
     def _draw_inner(self, inner_epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         """Return the ids of one rank in batches of one epoch of the inner sampler, concatenated.
 
-        The rank has the slice `batch[lows[i]:highs[i]]` of the batch of step `start + i`. After the
-        end of the epoch, the last batch may be filled up with padding, the id -1.
-
         The comments have the values for rank 1 of 2, 7 ids in 2 batches of 4, `lows` = [2, 2] and
         `highs` = [4, 4].
         """
@@ -194,13 +191,10 @@ class BatchSampler(BatchStream):
         return ids
 
     def _step_text(self, inner_epoch: int, position: int) -> str:
-        """Return the epoch and the step of this stream as text, for an error message.
+        """Return the epoch and the step of this stream, as text, at a position of an inner epoch.
 
-        The error is at a position of an epoch of the inner sampler. With `batches_per_epoch`, an
-        epoch of this stream has more or fewer batches than an inner epoch. But both divide the same
-        sequence of batches: find the number of the batch in this sequence, and then its epoch and
-        step. For example, inner epochs of 10 ids in batches of 4 have 3 batches, and epochs have 2.
-        Then position 5 of inner epoch 1 is in batch 4, which is step 0 of epoch 2.
+        Both kinds of epochs divide one sequence of batches. Inner epochs of 10 ids in batches of 4
+        have 3, and epochs 2: position 5 of inner epoch 1 is in batch 4, step 0 of epoch 2.
         """
         # All batches but the last of an inner epoch have `_largest_batch` ids.
         batch_number = inner_epoch * self._inner_steps + position // self._largest_batch  # 3 + 1

@@ -142,19 +142,9 @@ class BatchStream(Stream):
 
         Raises:
             TypeError: `shard` was called, batches have several sizes, n does not divide their
-                number, or this is an evaluation.
+                number, or this is an evaluation, which must have every record exactly once.
         """
-        self._check_distributable(num_processes())
-        return True
-
-    def _check_distributable(self, processes: int, /) -> None:
-        """Raise TypeError unless a trainer can distribute whole batches evenly among processes.
-
-        Accelerate and Lightning give each of n processes every n-th batch of a sampler. Batches
-        must be global, not the slices of one rank. They must have the same size, and their number
-        must be a multiple of `processes`: otherwise a trainer repeats or leaves out some of them.
-        An evaluation is refused in any case, since it must have every record exactly once.
-        """
+        processes = num_processes()
         if self.world_size > 1:
             raise TypeError(
                 f"this sampler already is rank {self.rank} of {self.world_size}: give the trainer "
@@ -171,6 +161,7 @@ class BatchStream(Stream):
                 f"an epoch evenly: set batches_per_epoch to a multiple of {processes}, or take "
                 f"sampler.shard(rank, world_size) and {_UNCHANGED}"
             )
+        return True
 
     @property
     def fixed_size(self) -> int | None:

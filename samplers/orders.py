@@ -298,8 +298,7 @@ class InnerSampler(Sampler):
     def _set_inner_sampler(self, inner_sampler: Sampler, size: int, expected: str) -> None:
         """Set the sampler whose ids are mapped; ValueError unless they are ids of `size` records.
 
-        A user passes it as the argument `order`. The error for a sampler of another size has the
-        text `expected`, such as "5 records".
+        `expected` is what the error says of another size, such as "5 records".
         """
         # `num_ids` is None if ids are record ids. Otherwise several ids may be of the same record,
         # such as its captions (views), and cannot be mapped as records. The usual mistake is

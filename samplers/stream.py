@@ -264,21 +264,18 @@ class Cursor:
         return self.epoch, self.step
 
     def _start_iteration(self, iteration: Pass) -> None:
-        """Start a pass without a loader, at step 0 or at a loaded state. It now has the position.
-
-        The pass is not asked for its position with each id or batch, which would be slow: see
-        `_sync`.
-        """
-        loaded, training = self._loaded, not self.stream.evaluation
+        """Start a pass without a loader, which has the position from now on: see `_sync`."""
         iteration.epoch, iteration.step = self.start_pass(from_start=True)
         self.count_pass(self.epoch, "use a loader of twinfeed.loaders")
-        self._check_loaded_state()
-        if loaded is not None and loaded[0] == self.epoch and training:
+        if self._check_loaded_state():
             self._resumed_epoch = self.epoch
         self._latest_pass = iteration
 
     def _sync(self) -> None:
-        """Move to the position of the latest iteration without a loader, if one is running."""
+        """Move to the position of the latest iteration without a loader, if one is running.
+
+        It is asked when the position is needed, not with each id or batch, which would be slow.
+        """
         iteration = self._latest_pass
         if iteration is not None:
             step = iteration.position()
@@ -313,19 +310,14 @@ class Cursor:
                 f"batches that the loop received"
             )
 
-    def _check_loaded_state(self) -> None:
-        """Warn if batches are skipped or repeated, since `set_epoch` was called after a load.
+    def _check_loaded_state(self) -> bool:
+        """Warn if `set_epoch` after a load skips or repeats batches; return if the epoch is loaded.
 
-        This is called at each batch, or at the start of an iteration without a loader, and warns at
-        the first call after a state was loaded. If the state is of the middle of an epoch, and then
-        another epoch was set, the remaining batches of its epoch are skipped.
+        Only the first call after a load does this: later ones, and an evaluation's, return False.
         """
-        if self._loaded is None:
-            return
-        epoch, step = self._loaded
-        self._loaded = None  # warn only once
+        (epoch, step), self._loaded = self._loaded or (-1, 0), None  # warn only once
         if self.stream.evaluation:
-            return
+            return False
         if step and epoch != self.epoch:
             warn(
                 f"the last batches of epoch {epoch} are skipped: a state of its step {step} "
@@ -335,6 +327,7 @@ class Cursor:
             )
         elif self.epoch < epoch:
             _warn_of_ended_epoch(self.epoch, epoch)
+        return epoch == self.epoch
 
     def received(self) -> bool:
         """Count a batch that the loop has received; return whether it is the last of its epoch."""
