@@ -18,12 +18,7 @@ from twinfeed.loaders.batches.meter import Meter
 from twinfeed.loaders.batches.padding import with_padding
 from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.arguments import (
-    TRANSFORM_EXTRAS,
-    Batch,
-    column_advice,
-    stored_fields,
-)
+from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Batch, column_advice, stored_fields
 from twinfeed.loaders.feed.collate import (
     Allocate,
     CollateError,

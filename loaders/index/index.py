@@ -18,11 +18,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import (
-    IndexFormatError,
-    LoaderError,
-    StaleIndexError,
-)
+from twinfeed.loaders.errors import IndexFormatError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats.features import WIRE_TYPES
 from twinfeed.loaders.index.arrays import ROW, Arrays, Columns, StringColumn, row_types
 from twinfeed.loaders.index.manifest import (
@@ -35,14 +31,7 @@ from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.index.paths import refuse_unfinished
 from twinfeed.loaders.index.remote_index import download_index
 from twinfeed.loaders.storage.disk_cache import DiskCache
-from twinfeed.loaders.storage.url import (
-    Location,
-    Root,
-    is_url,
-    parse_location,
-    quoted,
-    unquoted,
-)
+from twinfeed.loaders.storage.url import Location, Root, is_url, parse_location, quoted, unquoted
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.display import html_table

@@ -10,12 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
-from twinfeed.loaders.errors import (
-    IndexFormatError,
-    StaleIndexError,
-    UnsafeContentError,
-    printable,
-)
+from twinfeed.loaders.errors import IndexFormatError, StaleIndexError, UnsafeContentError, printable
 from twinfeed.loaders.formats.files import PathResolver
 from twinfeed.loaders.storage.url import Location, Root, is_url, masked
 

@@ -40,13 +40,7 @@ class FeedLoader(Loader[B]):
 
     _shared = ("_sampler", "feed", "feed.index")
 
-    def __init__(
-        self,
-        feed: Feed,
-        *,
-        checksums: bool,
-        readahead: int | None,
-    ) -> None:
+    def __init__(self, feed: Feed, *, checksums: bool, readahead: int | None) -> None:
         self.feed = check_feed(feed)
         super().__init__(feed.sampler)
         if readahead is not None:

@@ -133,12 +133,7 @@ class Selector(Loader[Int64s]):
     """
 
     def __init__(
-        self,
-        sampler: BatchStream,
-        sources: SupportsIndex,
-        /,
-        *,
-        source: SourceOf | None = None,
+        self, sampler: BatchStream, sources: SupportsIndex, /, *, source: SourceOf | None = None
     ) -> None:
         num_sources = validate.integer("sources", sources, minimum=1)
         self.choices = Choices(sampler, num_sources, source)

@@ -15,13 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.reading.prefetch.block_uses import NO_STEP
-from twinfeed.loaders.reading.prefetch.read_plan import (
-    NO_BLOCK,
-    Fetch,
-    Release,
-    Rows,
-    merge_rows,
-)
+from twinfeed.loaders.reading.prefetch.read_plan import NO_BLOCK, Fetch, Release, Rows, merge_rows
 from twinfeed.loaders.storage import retries
 from twinfeed.loaders.storage.request_pool import request_pool
 
