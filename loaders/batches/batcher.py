@@ -111,13 +111,10 @@ class Batcher(Closing):
         return batch
 
     def table_rows(self, request: Request, /) -> dict[str, Rows]:
-        """Return, for each column and side table by name, its rows for the samples of a request.
+        """Return, for each column and side table, its rows for the samples of a request.
 
-        The request has no padding. It has two ids for each sample. For example, a sampler draws 3
-        crops of each record: sample id 7 (of `ids`) is crop 1 of record id 2 (of `records`), since
-        7 = 3 * 2 + 1. For this sample, columns and `ByRecord` tables are read at row 2, as they
-        have a row for each record, and `ViewRows` at row `starts[2] + 1`. Other side tables have a
-        row for each sample, and are read at row 7.
+        If sample id 7 is crop 1 of record 2, columns and `ByRecord` tables are read at row 2,
+        `ViewRows` at row `starts[2] + 1`, and others at row 7.
         """
         columns = self.recipe.columns.items()
         rows = {name: _rows_of(column, request.records) for name, column in columns}
@@ -134,12 +131,10 @@ class Batcher(Closing):
     def field_values(
         self, request: Request, rows: Mapping[str, Rows], /, *, cached: bool = True
     ) -> Values:
-        """Read, decode and transform the records of a request; return the values of each field.
+        """Read, decode and transform the records of a request without padding.
 
-        Args:
-            request: the samples of the batch, without padding.
-            rows: what `table_rows` returns for them. The transform gets it beside the fields.
-            cached: whether the cache of decoded images is used.
+        `rows` is what `table_rows` returns, for the transform; `cached` is whether the cache of
+        decoded images is used.
         """
         recipe, records = self.recipe, request.records
         if not len(records):  # only padding: there is no sample that shows the fields
@@ -182,13 +177,10 @@ class Batcher(Closing):
     def transformed(
         self, samples: Sequence[Fields], request: Request, rows: Mapping[str, Rows], /
     ) -> list[Fields]:
-        """Call the user's transform for each decoded sample of a request, and return the results.
+        """Call the user's transform for each decoded sample of a request.
 
-        The transform gets the fields of the sample, its rows of columns and side tables, and the
-        `TRANSFORM_EXTRAS` such as `id` and `seed`. These extras are removed from the results.
-
-        Raises:
-            DecodeError: the transform failed, or changed an extra.
+        It gets the fields, the rows of columns and side tables, and the `TRANSFORM_EXTRAS`, which
+        are removed from the results.
         """
         recipe, seeds = self.recipe, request.seeds
         assert recipe.transform is not None
@@ -290,19 +282,8 @@ class Batcher(Closing):
     def samples_of_records(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
         """Return the samples of records that the user has chosen, as `dataset[3]` does.
 
-        Args:
-            records: the record ids.
-            seeds: the seed for the transform of each record.
-
-        Returns:
-            A dict for each record: `id`, its columns, its rows of side tables, and its fields.
-
-        Raises:
-            ValueError: the feed has a `batch_transform`, which needs whole batches; or it has a
-                side table that cannot be read by record id. Such a table has a row for each sample
-                that the sampler can draw, such as 3 rows for the 3 crops of each image, and no
-                sampler has chosen a crop here. Readable are tables with a row for each record, and
-                `ByRecord` tables.
+        Refused are a `batch_transform`, which needs whole batches, and a side table by sample, as
+        no sampler has chosen a sample.
         """
         recipe = self.recipe
         if recipe.batch_function is not None:
@@ -325,16 +306,9 @@ class Batcher(Closing):
     def start_pass(
         self, schedule: Schedule, epoch: int, start: int, /, *, readahead: int | None
     ) -> None:
-        """Start to prefetch the bytes of an epoch's batches, from step `start` on.
-
-        The batches must then be requested in order, to the end of the epoch. If the sampler draws
-        each image several times, coming images are decoded on threads too.
-
-        Args:
-            schedule: has the ids of the batches.
-            epoch: the epoch.
-            start: the step of the first batch.
-            readahead: the number of bytes to prefetch, or None for the default.
+        """Start to prefetch the bytes of an epoch's batches, which are then requested in order from
+        step `start` on. If the sampler draws images several times, coming ones are decoded on
+        threads too.
         """
         recipe = self.recipe
         fields = stored_fields(recipe.index, recipe.fields)
@@ -358,17 +332,8 @@ class Batcher(Closing):
 def call_for_record(
     index: Source, function_name: str, function: Callable[..., Fields], record: int, /, *args: Any
 ) -> dict[str, Any]:
-    """Return `function(*args)`, the dict that a user's function returns for a sample of a record.
-
-    Args:
-        index: the source of the record, which describes it in messages.
-        function_name: "decode" or "transform", for messages.
-        function: the user's function.
-        record: the record id.
-        args: the arguments of the function; the first is the sample.
-
-    Raises:
-        DecodeError: the function failed, or did not return a dict.
+    """Return `function(*args)`, the dict of a user's decode or transform for a sample of a record,
+    or raise DecodeError, which names the record.
     """
     try:
         result = function(*args)

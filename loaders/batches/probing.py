@@ -51,24 +51,10 @@ _CALLS, _TRANSFORM_CALLS = 8, 16
 def probe_requests(
     index: Source, sampler: BatchStream, size: int = 1, /
 ) -> tuple[Request, Request]:
-    """Return two requests of `size` samples each, to try the user's functions on.
-
-    The two must have different records, to see whether the call for the second request changes the
-    result for the first, as when a function fills one buffer again and again:
-
-    - The first request has the first samples of step 0.
-    - The second request has the last samples of a batch: of the first batch in which they are other
-      records than in the first request.
-
-    For example, with size 1, the batches [4, 7], [2, 9] give requests for the records 4 and 7. The
-    batches [4, 4], [2, 9] give 4 and 9.
-
-    If all batches have the same records, the second request has them in reverse order. If there is
-    no batch at all, both are for record 0. These two requests, which the sampler does not draw, are
-    of epoch 0, step 0 and seeds 0 (`Request.plain`).
-
-    Raises:
-        LoaderError: there are no records.
+    """Return two requests of `size` samples, of different records if there are any, to try
+    functions on. The first has the first samples of step 0, the second the last samples of the
+    first batch in which they are others: batches [4, 7], [2, 9] give 4 and 7, and [4, 4], [2, 9]
+    give 4 and 9. They are of all ranks.
     """
     if not len(index):
         problem = "a feed without records does not show the fields of a batch"
@@ -91,15 +77,8 @@ def probe_requests(
 def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchStream, /) -> Recipe:
     """Return the recipe with the spec of each field, after checking the user's functions.
 
-    The spec is what the user gave as `spec=`, or else that of the first sample of the stream.
-
-    Decode and transform are called for this sample several times, with different global random
-    seeds, to check that they are deterministic. This is not needed if the recipe has no transform,
-    reads an index, and its decode is None or a class of this library, such as `DecodeImage`.
-
-    Raises:
-        ValueError: two calls return different results.
-        DecodeError: decode or transform failed.
+    The spec is `spec=`, or that of the stream's first sample. Functions of this library need no
+    check.
     """
     sample: Fields = {}
     if declared is None:

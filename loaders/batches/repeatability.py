@@ -39,21 +39,9 @@ def call_repeatedly(
     times: int,
     input_name: str = "one sample",
 ) -> Result:
-    """Return `function(argument)`, after checking that the user's function is deterministic.
-
-    It is called `times` times with different global random seeds, and then with another argument.
-
-    Args:
-        name: of the function, for messages.
-        function: a function that returns a dict of fields.
-        argument: of the repeated calls.
-        other_argument: of the last call.
-        times: the number of repeated calls.
-        input_name: what `argument` is, for messages.
-
-    Raises:
-        ValueError: the results differ, or a call with `other_argument` changes an earlier result,
-            since the function returns the same buffer again and again.
+    """Return `function(argument)`, called `times` times under other global random seeds, and at
+    last with another argument: all results must be equal, and stay so. `name` and `input_name` are
+    for messages.
     """
     results: deque[Result] = deque(maxlen=_RESULTS)
     with restore_random_states():

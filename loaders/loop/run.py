@@ -153,20 +153,11 @@ class Run(Cursor):
             warn(problem)
 
     def start_external(self) -> PassStart:
-        """Return the epoch and step at which a framework's new iteration, a pass, must start.
+        """Return where a framework's new pass, an iteration, must start.
 
-        1. While `peeking` is set, the framework only looks at batches of a loader that trains, or
-           validates on this loader: the pass starts at step 0 of the epoch.
-        2. Normally the pass starts at the loader's position. Warns if the same training epoch
-           starts for the third time, since the position does not move.
-        3. A caller such as a Keras callback may set the loader's position by itself, from
-           `track_from` to `stop_tracking`. The first pass then starts where `track_from` says, and
-           each later pass where the previous one ended: at `_tracked_start`.
-        4. As 3, but the position is later than `_tracked_start`, since a pass was abandoned before
-           its end: the pass starts at the position.
-
-        The result also has the generation, a number that rises whenever case 3 begins or ends, so
-        that `finish_external` can ignore the end of a pass that started before.
+        It is the position (2.); or where the previous pass ended, if a caller tracks the position
+        (3.), unless that is later since a pass was abandoned (4.); or step 0 while `peeking` (1.).
+        Warns if an epoch starts for the third time.
         """
         self.check_may_start()
         training = not self.stream.evaluation
@@ -187,20 +178,11 @@ class Run(Cursor):
             return PassStart(*self._latest_start, self._generation)
 
     def finish_external(self, pass_start: PassStart, /) -> None:
-        """Set where the next pass (iteration of a framework) starts, after the end of a pass.
+        """Set where the next pass starts, after the end of one.
 
-        For example, a pass over epoch 2 has ended. The next pass starts at step 0 of epoch 3; or of
-        epoch 2 again, if the loader evaluates. How this is stored depends on who sets the loader's
-        position:
-
-        1. A caller has started or stopped to set it (`track_from`, `stop_tracking`) since the pass
-           started: the end of this pass comes too late, and is ignored.
-        2. A caller sets it now, by `advance_to`: the position stays, and only the start of the next
-           pass is noted, in `_tracked_start`.
-        3. Nobody else sets it: the position becomes the start of the next pass.
-
-        Args:
-            pass_start: where the pass started, as `start_external` has returned it.
+        The end of epoch 2 is the start of epoch 3, or of epoch 2 again in an evaluation. It is
+        ignored if tracking has started or stopped since the pass started (1.), noted if a caller
+        tracks the position (2.), and else becomes the position (3.).
         """
         epoch, _, generation = pass_start
         evaluation = self.stream.evaluation
@@ -221,17 +203,10 @@ class Run(Cursor):
                 self.seek(epoch, len(self.stream))
 
     def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
-        """Let the caller set the loader's position while a framework iterates over the loader.
-
-        A framework draws batches before it trains on them, so the batches that it has drawn do not
-        show the position. A caller such as a Keras callback sees which batches were trained on.
-        From now on, until `stop_tracking`, only the caller changes the position, by `advance_to`.
-
-        Args:
-            epoch: the epoch at which the next pass (iteration of the framework) starts.
-            step: the step of this epoch.
-            reshardable: whether a `tf.distribute` strategy may divide the batches among its
-                replicas.
+        """Let the caller set the position, by `advance_to`, until `stop_tracking`: a framework
+        draws batches before it trains on them, so what it has drawn does not show the position. The
+        next pass starts at this step of this epoch. `reshardable`: whether a `tf.distribute`
+        strategy may divide the batches among its replicas.
         """
         with _LOCK:
             if self._tracked_start is None:  # the caller did not set the position before
@@ -242,9 +217,8 @@ class Run(Cursor):
 
     @contextmanager
     def peek(self) -> Iterator[None]:
-        """Let a framework look at batches in a `with` block without changing the loader's position.
-
-        An iteration that starts in the block starts at step 0. Its end is ignored.
+        """Let a framework look at batches in a `with` block from step 0, without changing the
+        position.
         """
         was_peeking, self.peeking = self.peeking, True
         try:
@@ -261,11 +235,10 @@ class Run(Cursor):
         self.seek(epoch, step)
 
     def stop_tracking(self) -> None:
-        """Undo `track_from`, so that the caller no longer sets the loader's position.
+        """Undo `track_from`: a pass starts at the position, and its end moves it to the next epoch.
 
-        From now on, a pass (iteration of a framework) starts at the loader's position, and its end
-        moves the position to the next epoch. A pass that is running now does not: its end may come
-        late, when the framework has prefetched the remaining batches, and would skip an epoch.
+        The end of a pass that is running now, which may come late, would skip an epoch, and is
+        ignored.
         """
         with _LOCK:
             if self._tracked_start is not None:  # `track_from` was called

@@ -179,11 +179,10 @@ class Reader(Closing):
         missing field. Beside it is bool[ids * names], which are missing, or None if none is.
         """
         rows = self.index.rows(names, ids)
-        present_rows = is_missing = None
+        is_missing = None
         if not self._fields_with_missing.isdisjoint(names):
             is_missing = rows["length"] == -1
-            present_rows = np.flatnonzero(~is_missing)
-            rows = rows[present_rows]
+            rows = rows[~is_missing]
         if int(rows["length"].sum()) > _UNCHECKED_BYTES:
             self._check_total_bytes(rows)
         files, data = self._files(), list[bytes]()
@@ -195,15 +194,13 @@ class Reader(Closing):
             if row is None:
                 raise
         if row is not None:
-            position = row if present_rows is None else int(present_rows[row])
+            position = row if is_missing is None else int(np.flatnonzero(~is_missing)[row])
             record, name = int(ids[position // len(names)]), names[position % len(names)]
             raise self._row_error(record, name, rows[row : row + 1], data[row] if data else b"")
-        if present_rows is None:
-            return data, None
-        filled = [b""] * (len(ids) * len(names))
-        for position, row_data in zip(present_rows.tolist(), data, strict=True):
-            filled[position] = row_data
-        return filled, is_missing
+        if is_missing is not None:
+            present = iter(data)
+            data = [b"" if missing else next(present) for missing in is_missing.tolist()]
+        return data, is_missing
 
     def _check_total_bytes(self, rows: Rows) -> None:
         """Raise LoaderError if rows have more bytes than `LIMITS.batch_bytes` or all shards, as
@@ -288,23 +285,10 @@ def _files_of(index: Index, max_open_files: int | None) -> RemoteFiles | LocalFi
 def plan_of_pass(
     reader: object, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
 ) -> ReadPlan | None:
-    """Return the plan of what a pass prefetches: from a global step to the end of its epoch.
-
-    What the plan of the previous pass over the same batches has prefetched is used, if this pass
-    can need it. For example, the previous pass had 100 steps, from 0 to 99:
-
-    - It came to its end, and this pass starts at step 100: the plan itself is continued.
-    - It was broken off when the steps before 40 were prefetched, and this pass starts at step 30:
-      a new plan is made, and what was prefetched is kept until step 40.
-    - It was broken off so, and this pass starts at step 70: what was prefetched is dropped.
-
-    Args:
-        reader: reads the records. Only the byte ranges of an index are known, so for the reader of
-            any other source there is no plan: return None.
-        schedule: the batches of ids.
-        fields: the names of the fields to read.
-        start: the first global step.
-        readahead: the bytes to prefetch, or None for the default.
+    """Return the plan of what a pass prefetches, from a global step to the end of its epoch; of
+    another source than an index, None. The plan of the previous pass goes on if its epoch has ended
+    here. If it was broken off, at step 40, and this pass starts at 30, what it has prefetched is
+    kept until step 40; if this pass starts at 70, it is dropped.
     """
     if not isinstance(reader, Reader):
         return None

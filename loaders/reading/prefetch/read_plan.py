@@ -288,20 +288,9 @@ def ranges_of_records(
     gap: int,
     /,
 ) -> FileRanges:
-    """Return the file ranges (`FILE_RANGE`s) that contain fields of records, to prefetch them.
-
-    Empty fields need no bytes. Fields that do not lie within their shard, as in a damaged index,
-    are skipped here, since the reader will raise the error when their batch is read.
-
-    Args:
-        index: says where each field lies.
-        fields: their names.
-        records: record ids.
-        steps: the step that reads each record.
-        blocks: for each record, the first record of its block: a range of consecutive records that
-            are read around the same time. The ranges of a block are kept until its last use. Or
-            `NO_BLOCK`, for all records, if each range is dropped after the step that reads it.
-        gap: the longest gap, in bytes, between two fields that are fetched as one range.
+    """Return the `FILE_RANGE`s that contain fields of records, each with the step that reads it and
+    its block, or `NO_BLOCK`. Damaged rows are skipped: reading them raises the error. Rows at most
+    `gap` bytes apart are one range.
     """
     # There is a row for each field of each record: all fields of the first record, then the next.
     # For example, two fields of the records [7, 4] have the rows 7a, 7b, 4a, 4b. So the block and
