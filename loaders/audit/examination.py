@@ -109,8 +109,7 @@ def audit(
     if has_alarm() or not _does_pickle(make):
         return _examine(make, promises)
     try:
-        call = (_examine, (make, promises))
-        (report,) = call_in_processes([call], promises.max_seconds, "the process")
+        (report,) = call_in_processes(_examine, [(make, promises)], promises.max_seconds)
     except StoppedError as error:
         return _stopped(make, promises, error)
     assert isinstance(report, Audit)

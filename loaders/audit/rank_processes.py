@@ -5,15 +5,22 @@ from __future__ import annotations
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from multiprocessing import connection, get_context
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from typing import Any
 
 from twinfeed.loaders.audit.isolation import environment
 from twinfeed.loaders.audit.maker import Maker, TimeOverError
 from twinfeed.loaders.audit.streams import Pass, StoppedError
+from twinfeed.loaders.support.pool import Pool
 
 _GRACE = 5.0  # seconds that a process has to end by itself
+
+
+class _TerminateError(BaseException):
+    """Ends a `with` block of pools, which then do not wait for their workers."""
 
 
 def draw_by_processes(
@@ -21,11 +28,11 @@ def draw_by_processes(
 ) -> list[list[Pass]]:
     """Draw epochs by real ranks, which may use collectives: a list of passes for each rank."""
     with tempfile.TemporaryDirectory() as folder:
-        calls = [
-            (_draw_rank, (maker, list(epochs), rank, world_size, f"{folder}/meeting", seconds))
-            for rank in range(world_size)
+        path = f"{folder}/meeting"
+        ranks = [
+            (maker, list(epochs), rank, world_size, path, seconds) for rank in range(world_size)
         ]
-        return call_in_processes(calls, seconds, "the process of rank {} of " + str(world_size))
+        return call_in_processes(_draw_rank, ranks, seconds)
 
 
 def _draw_rank(
@@ -40,66 +47,33 @@ def _draw_rank(
 
 
 def call_in_processes(
-    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], seconds: float, name: str
+    function: Callable[..., Any], calls: list[tuple[Any, ...]], seconds: float
 ) -> list[Any]:
-    """Return the results of calls, each in a process of its own. The processes then end.
+    """Return the results of calls with these arguments, each in a process of its own.
 
     Raises:
-        StoppedError: a call raised it, or a process died, or took too long. `name` names it.
+        StoppedError: a call raised it, or a process died, or took too long. The rank is named.
     """
-    context, until = get_context("spawn"), time.monotonic() + seconds + _GRACE
-    pipes, jobs = [], []
+    found: list[Any] = []
     try:
-        for call in calls:
-            receiver, sender = context.Pipe(duplex=False)
-            jobs.append(context.Process(target=_send_result, args=(sender, *call)))
-            try:
-                jobs[-1].start()
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                jobs.pop()
-                raise StoppedError(
-                    f"make does not pickle ({error}): it must be at the top level of a module"
-                ) from None
-            sender.close()
-            pipes.append(receiver)
-        found: dict[int, Any] = {}
-        while len(found) < len(calls):
-            ready = connection.wait(
-                [pipe for number, pipe in enumerate(pipes) if number not in found],
-                max(0.0, until - time.monotonic()),
-            )
-            if not ready:
-                late = min({*range(len(calls))} - found.keys())
-                raise TimeOverError(f"{name.format(late)} gave nothing in {seconds:.0f} s: a hang")
-            for pipe in ready:
-                number = pipes.index(pipe)  # type: ignore[arg-type]
-                found[number] = _received(pipe, jobs[number], name.format(number))
-        return [found[number] for number in range(len(calls))]
-    finally:
-        for job in jobs:
-            job.join(0 if len(jobs) > 1 else 1)
-            if job.is_alive():
-                job.kill()
-
-
-def _received(pipe: Any, job: Any, name: str) -> Any:
-    """Return the result that a process sent, or raise what it raised."""
-    try:
-        result = pipe.recv()
-    except EOFError:
-        job.join(_GRACE)
-        raise StoppedError(f"{name} died, exit code {job.exitcode}") from None
-    if isinstance(result, BaseException):
-        raise result
-    return result
-
-
-def _send_result(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Send what a call returns, or its error, to the process that waits for it."""
-    try:
-        result = function(*arguments)
-    except StoppedError as error:
-        result = error
-    except Exception as error:
-        result = StoppedError(f"{type(error).__name__}: {str(error)[:120]}")
-    sender.send(result)
+        with ExitStack() as pools:
+            jobs = [pools.enter_context(Pool(1)).submit(function, *call) for call in calls]
+            done, _ = wait(jobs, seconds + _GRACE, FIRST_EXCEPTION)
+            # The first that failed; else the first that is not done.
+            for job in sorted(jobs, key=lambda job: job not in done or job.exception() is None):
+                rank = f"the process of rank {jobs.index(job)} of {len(jobs)}"
+                try:
+                    job.result(0)
+                except TimeoutError:
+                    raise _TerminateError(TimeOverError(f"{rank} hangs")) from None
+                except BrokenProcessPool as error:
+                    raise _TerminateError(StoppedError(f"{rank}: {error}")) from None
+                except (pickle.PicklingError, AttributeError, TypeError) as error:
+                    reason = f"make must be at the top level of a module, to pickle: {error}"
+                    raise _TerminateError(StoppedError(reason)) from None
+                except Exception as error:
+                    raise _TerminateError(StoppedError(str(error))) from None
+            found = [job.result() for job in jobs]
+    except _TerminateError as ended:
+        raise ended.args[0] from None
+    return found
