@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import exp, lgamma, sqrt
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -16,7 +16,6 @@ from twinfeed.samplers.batch_stream import BatchStream
 from twinfeed.samplers.drawing.random_words import random_words, root_key, uniform_below
 from twinfeed.samplers.label_arrays import as_labels
 from twinfeed.samplers.orders import Sampler
-from twinfeed.samplers.traits import Samples
 from twinfeed.samplers.types import Int64s
 
 _FLAGGED_RATIO = 0.5  # share of the uniform value below which a measure is flagged
@@ -91,8 +90,6 @@ class Diagnosis:
         worst: of all windows of `batch_size` consecutive samples, the one with the fewest distinct
             classes, shards or blocks: how many, and the position of its first sample. It finds an
             end of an epoch that is mixed badly.
-        missing: the records that a list of ids lacks. 0 for a sampler, whose options say which
-            records it draws.
         order: the record ids in the order of the stream, without padding, int64 [samples].
 
     >>> import numpy as np
@@ -103,14 +100,11 @@ class Diagnosis:
     records: int
     samples: int
     batch_size: int
-    covered: int
-    most_repeats: int
     displacement: Measure
     rank_correlation: float
     head_distinct: Mapping[str, Measure]
     distinct: Mapping[str, Measure]
     worst: Mapping[str, Stretch]
-    missing: int
     order: Int64s = field(repr=False, compare=False)
 
     @property
@@ -123,37 +117,34 @@ class Diagnosis:
         """The ways in which the stream is worse than a uniform shuffle, as phrases.
 
         There is a phrase for each of these: records move less than half as far from their stored
-        positions; the order correlates with the stored order by more than one half; fewer than half
-        as many distinct classes, shards or blocks are in the first tenth, in an average batch, or
-        in the worst window of consecutive samples; and a list of ids lacks records.
+        positions; the order correlates with the stored order by more than one half; and fewer than
+        half as many distinct classes, shards or blocks are in the first tenth, in an average batch,
+        or in the worst window of consecutive samples. Which records come, and how often, says
+        `twinfeed.testing.audit`.
 
         Differences that may be due to chance are left out. `Measure.low` is whether a value is
         below half of its mean in uniform shuffles, by more than chance explains.
         """
-        findings, uniform = [], "in a uniform shuffle"
-        if self.displacement.low:
-            findings.append(f"records move {self.displacement.ratio:.0%} as far as {uniform}")
+        uniform = "in a uniform shuffle"
+        phrases = [
+            (self.displacement, f"records move {self.displacement.ratio:.0%} as far as {uniform}")
+        ]
+        for place, digits, measures in (
+            ("the first tenth has", 0, self.head_distinct),
+            ("a batch holds", 1, self.distinct),
+        ):
+            for name, m in measures.items():  # such as "3 classes, 10 in a uniform shuffle"
+                counts = f"{m.value:.{digits}f} {name}, {m.uniform:.{digits}f} {uniform}"
+                phrases.append((m, f"{place} {counts}"))
+        for name, (m, position) in self.worst.items():
+            samples = f"{self.batch_size:,} samples from position {position:,} on"
+            phrases.append((m, f"{samples} hold {m.value:.0f} {name}, {m.uniform:.1f} {uniform}"))
+        findings = [phrase for measure, phrase in phrases if measure.low]
         # The correlation of a random order has a standard deviation of 1 / sqrt(samples).
         largest_by_chance = _MAX_DEVIATIONS / self.samples**0.5
         if abs(self.rank_correlation) > max(_FLAGGED_RATIO, largest_by_chance):
-            findings.append(f"position and record number correlate by {self.rank_correlation:.2f}")
-        # In each loop `name` is "classes", "shards" or "blocks", and `counts` is such as
-        # "3 classes, 10 in a uniform shuffle".
-        for name, measure in self.head_distinct.items():
-            if measure.low:
-                counts = f"{measure.value:.0f} {name}, {measure.uniform:.0f} {uniform}"
-                findings.append(f"the first tenth has {counts}")
-        for name, measure in self.distinct.items():
-            if measure.low:
-                counts = f"{measure.value:.1f} {name}, {measure.uniform:.1f} {uniform}"
-                findings.append(f"a batch holds {counts}")
-        for name, (measure, position) in self.worst.items():
-            if measure.low:
-                counts = f"{measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
-                samples = f"{self.batch_size:,} samples from position {position:,} on"
-                findings.append(f"{samples} hold {counts}")
-        if self.missing:
-            findings.append(f"not in the stream: {validate.counted(self.missing, 'record')}")
+            correlation = f"position and record number correlate by {self.rank_correlation:.2f}"
+            findings.insert(self.displacement.low, correlation)
         return findings
 
     def __str__(self) -> str:
@@ -161,7 +152,6 @@ class Diagnosis:
         lines = [
             f"{validate.counted(self.samples, 'sample')} of "
             f"{validate.counted(self.records, 'record')}, batches of {self.batch_size:,}",
-            f"records drawn               {self.covered:,}, at most {self.most_repeats:,} times",
             f"mean displacement           {self.displacement}",
             f"rank correlation            {self.rank_correlation:.3f}",
             *(
@@ -247,8 +237,7 @@ def diagnose(
                 f"{argument} must be given for {records} records, got {len(group)}: pass "
                 f"num_records=, if the stream does not have the last records"
             )
-    diagnosis = _measure(ids, batch_index, records, groups)
-    return replace(diagnosis, missing=0) if isinstance(stream, Samples) else diagnosis
+    return _measure(ids, batch_index, records, groups)
 
 
 def _samples_of(
@@ -307,7 +296,6 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     """
     samples = len(ids)
     first_tenth = ids[: -(-samples // 10)]  # rounded up
-    counts = np.bincount(ids, minlength=records)  # how often each record comes
     batch_sizes = np.bincount(batch)
     size = int(batch_sizes.max())  # of a full batch
     batch_starts = np.cumsum(batch_sizes) - batch_sizes
@@ -324,14 +312,11 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         records=records,
         samples=samples,
         batch_size=size,
-        covered=int(np.count_nonzero(counts)),
-        most_repeats=int(counts.max()),
         displacement=_displacement(ids, records),
         rank_correlation=_correlation(ids),
         head_distinct=head_distinct,
         distinct=distinct,
         worst=worst,
-        missing=int(np.count_nonzero(counts == 0)),
         order=ids,
     )
 

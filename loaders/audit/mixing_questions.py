@@ -93,6 +93,5 @@ def ask_mixing(evidence: Evidence) -> Iterator[Answer]:
         num_records=evidence.num_records,
         labels=evidence.promises.labels,
     )
-    found = [finding for finding in diagnosis.findings if not finding.startswith("not in the")]
-    bad = bool(found) and evidence.expects("training")
-    yield note("; ".join(found) or "as in a uniform shuffle", fault=bad)
+    bad = not diagnosis.ok and evidence.expects("training")
+    yield note("; ".join(diagnosis.findings) or "as in a uniform shuffle", fault=bad)

@@ -69,8 +69,7 @@ def test_uniform_shuffles_have_no_flags_and_ratios_near_one() -> None:
         assert found.displacement.ratio == pytest.approx(1, abs=0.05)
         assert found.distinct["classes"].ratio == pytest.approx(1, abs=0.05)
         assert abs(found.rank_correlation) < 0.15
-        assert found.covered == found.records == 20_000
-        assert found.most_repeats == 1
+        assert found.records == 20_000
 
 
 @pytest.mark.parametrize(
@@ -150,23 +149,22 @@ def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:
     assert stored.displacement.value == 0
     assert stored.distinct["blocks"].value == 1
     padded = diagnose(ExactOnceBatchSampler(11, batch_size=4, last_batch="pad"))
-    assert (padded.samples, padded.covered) == (11, 11)
+    assert padded.samples == 11
     assert diagnose([4, 4], batch_size=1).rank_correlation == 0
     reused = diagnose(BatchSampler(ReuseSampler(40, reuse=3, live=8, seed=0), batch_size=4))
-    assert (reused.covered, reused.most_repeats, reused.samples) == (40, 3, 120)
+    assert reused.samples == 120
     order = RandomSampler(100, seed=0)
     batches = BatchSampler(order, batch_size=9)
     assert diagnose(order, batch_size=9, epoch=2) == diagnose(batches, epoch=2)
 
 
-def test_only_a_list_of_ids_lacks_records() -> None:
-    """A sampler draws the records that its options say: here those of four classes a batch."""
+def test_batches_of_few_classes_are_as_their_options_say() -> None:
+    """A finding is a line of the text."""
     labels = np.arange(60) // 6
     sampler = PKBatchSampler(labels, p=4, k=2, seed=0, batches_per_epoch=3)
     found = diagnose(sampler, labels=labels)
     assert found.distinct["classes"].value == 4
-    assert found.covered < 60
     assert found.ok
     assert diagnose(RandomSampler(60, seed=0), batch_size=60).ok
-    ids = diagnose(sampler.batch(0, 0), batch_size=8, num_records=60)
-    assert str(ids).splitlines()[-1] == f"! {ids.findings[-1]}" == "! not in the stream: 52 records"
+    stored = diagnose(range(100), batch_size=10)
+    assert str(stored).splitlines()[-1] == f"! {stored.findings[-1]}"
