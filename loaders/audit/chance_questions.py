@@ -9,7 +9,6 @@ import numpy as np
 
 from twinfeed.loaders.audit.evidence import Evidence, of_ranks
 from twinfeed.loaders.audit.isolation import random_states
-from twinfeed.loaders.audit.maker import method_of
 from twinfeed.loaders.audit.report import Answer, holds, note
 from twinfeed.loaders.audit.streams import NotAskedError, Pass
 
@@ -18,10 +17,8 @@ _SEEDS = 4  # that are compared
 
 def ask_built_twice(evidence: Evidence) -> Iterator[Answer]:
     """Whether two samplers that are built alike are equal."""
-    if evidence.is_repeatable:
-        yield holds("equal")
-    else:
-        yield note("gives other ids, with equal global random states")
+    unequal = note("gives other ids, with equal global random states")
+    yield holds("equal") if evidence.is_repeatable else unequal
 
 
 def ask_random(evidence: Evidence) -> Iterator[Answer]:
@@ -90,11 +87,13 @@ def ask_epochs(evidence: Evidence) -> Iterator[Answer]:
         raise NotAskedError("one epoch was drawn")
     if evidence.is_stored_order:
         yield note("all have the stored order")
-    elif _are_equal(passes) and _are_equal(_more_passes(evidence)):
+    elif _are_equal(passes) and (
+        evidence.endless or _are_equal(evidence.draw([*evidence.more_epochs()]))
+    ):
         reason = "and there is no set_epoch"
         if "epoch" in evidence.maker.takes:
             reason = "although make takes the epoch"
-        elif _has_set_epoch(evidence):
+        elif evidence.has("set_epoch"):
             reason = "although set_epoch is called"
         declared = evidence.expects("training", "pk", "infinite")
         yield note(
@@ -118,30 +117,14 @@ def _equal_epochs(passes: list[Pass]) -> tuple[int, int] | None:
     return None
 
 
-def _more_passes(evidence: Evidence) -> list[Pass]:
-    """Return so many epochs that it is no chance if all are equal."""
-    if evidence.endless:
-        return evidence.passes
-    return evidence.draw([*evidence.more_epochs()])
-
-
 def _are_equal(passes: list[Pass]) -> bool:
     return all(np.array_equal(passes[0].ids, drawn.ids) for drawn in passes)
 
 
-def _has_set_epoch(evidence: Evidence) -> bool:
-    """Return whether the audit calls `set_epoch`."""
-    maker = evidence.maker
-    evidence.need_one_process()
-    with maker.running("set_epoch", 0, evidence.world_size):
-        sampler = maker.build(rank=0, world_size=evidence.world_size, epoch=0)
-        return "epoch" not in maker.takes and method_of(sampler, "set_epoch") is not None
-
-
 def ask_set_epoch(evidence: Evidence) -> Iterator[Answer]:
     """Whether `set_epoch` alone decides which epoch comes."""
-    if not _has_set_epoch(evidence):
-        raise NotAskedError("there is no set_epoch")
+    if "epoch" in evidence.maker.takes or not evidence.has("set_epoch"):
+        raise NotAskedError("make takes the epoch, or there is no set_epoch")
     if evidence.is_stored_order or not evidence.is_repeatable:
         raise NotAskedError("the order does not depend on it")
     if _are_equal(evidence.passes):
@@ -168,17 +151,10 @@ def ask_seeds(evidence: Evidence) -> Iterator[Answer]:
         raise NotAskedError("make takes no seed")
     if evidence.is_stored_order:
         raise NotAskedError("all is in stored order")
-    drawn = [
-        [
-            found.ids.tobytes()
-            for found in evidence.draw([*range(evidence.promises.epochs)][:2], seed=seed)
-        ]
-        for seed in range(_SEEDS)
-    ]
-    for epoch in range(len(drawn[0])):
-        if len({seed_epochs[epoch] for seed_epochs in drawn}) == 1 and _is_of_all_seeds(
-            evidence, epoch
-        ):
+    epochs = [*range(evidence.promises.epochs)][:2]
+    drawn = [[p.ids.tobytes() for p in evidence.draw(epochs, seed=seed)] for seed in range(_SEEDS)]
+    for epoch, of_seeds in enumerate(zip(*drawn, strict=True)):
+        if len({*of_seeds}) == 1 and _is_of_all_seeds(evidence, epoch):
             yield note(f"0 to {_SEEDS - 1} all give the same epoch {epoch}", fault=True)
             return
     if len(drawn[0]) > 1 and all(before[1] == after[0] for before, after in pairwise(drawn)):

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from twinfeed.loaders.audit.maker import Maker
+from twinfeed.loaders.audit.maker import Maker, method_of
 from twinfeed.loaders.audit.promises import Promises
 from twinfeed.loaders.audit.streams import NotAskedError, Pass
 from twinfeed.samplers.types import Int64s
@@ -54,6 +54,13 @@ class Evidence:
         if self.promises.processes and self.world_size > 1:
             raise NotAskedError("ranks run in processes: add 1 to world_size")
 
+    def has(self, *names: str) -> bool:
+        """Return whether the sampler, or a part of it, has all of these methods."""
+        self.need_one_process()
+        with self.maker.running("make", 0, self.world_size):
+            sampler = self.maker.build(rank=0, world_size=self.world_size, epoch=0)
+            return all(method_of(sampler, name) for name in names)
+
     @cached_property
     def is_stored_order(self) -> bool:
         """Whether the ids of rank 0 ascend, in each epoch."""
@@ -77,7 +84,7 @@ class Evidence:
     def more_epochs(self) -> range:
         """Return as many epochs as are drawn before "always equal" is no chance."""
         most = _MOST_IDS // max(1, self.num_records)
-        return range(max(self.promises.epochs, min(_MOST_EPOCHS, most)))
+        return range(max(self.promises.epochs, 3, min(_MOST_EPOCHS, most)))
 
     def counts(self, world_size: int) -> Iterator[Int64s]:
         """Yield for each epoch how often each record came, over all ranks."""

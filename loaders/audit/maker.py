@@ -10,7 +10,7 @@ from typing import Any
 
 from twinfeed.loaders.audit.isolation import OutOfTimeError, isolated
 from twinfeed.loaders.audit.promises import Promises
-from twinfeed.loaders.audit.streams import NotAskedError, Pass, PassReader, StoppedError
+from twinfeed.loaders.audit.streams import NotAskedError, Pass, PassReader, StoppedError, phrase
 
 PARAMETERS = ("rank", "world_size", "epoch", "seed", "start", "workers")
 _PARTS = ("", "sampler", "batch_sampler", "batch_sampler.sampler", "dataset")
@@ -84,7 +84,7 @@ class Maker:
         except StoppedError as error:
             error_type, text = StoppedError, str(error)
         except (Exception, SystemExit) as error:
-            error_type, text = StoppedError, f"{type(error).__name__}: {str(error)[:120]}"
+            error_type, text = StoppedError, phrase(error)
             if (
                 world_size > 1
                 and not self._promises.processes
@@ -153,4 +153,4 @@ def length_of(sampler: Any) -> int | str | None:
     except (TypeError, NotImplementedError, AttributeError):
         return None
     except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:80]}"
+        return phrase(error)

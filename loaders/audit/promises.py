@@ -50,6 +50,8 @@ class Promises:
             raise ValueError(f"max_seconds must be above 0, got {max_seconds!r}")
         if ids is not None and not callable(ids):
             raise TypeError(f"ids must be a function of an item, got {ids!r}")
+        if expect == "pk" and labels is None:
+            raise ValueError("expect='pk' needs the label of each record: pass labels=")
         classes, n = None, None
         if num_records is not None:
             n = validate.integer("num_records", num_records, minimum=0)

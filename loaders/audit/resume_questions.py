@@ -53,11 +53,8 @@ def ask_start(evidence: Evidence) -> Iterator[Answer]:
 
 def ask_state(evidence: Evidence) -> Iterator[Answer]:
     """Whether `state_dict` and `load_state_dict` give the rest of the stream."""
-    evidence.need_one_process()
-    with evidence.maker.running("state_dict", 0, evidence.world_size):
-        sampler = evidence.maker.build(rank=0, world_size=evidence.world_size, epoch=0)
-        if not (method_of(sampler, "state_dict") and method_of(sampler, "load_state_dict")):
-            raise NotAskedError("there is no state_dict")
+    if not evidence.has("state_dict", "load_state_dict"):
+        raise NotAskedError("there is no state_dict")
     try:
         yield _compare(evidence, _by_state, twice=True)
     except StoppedError as error:

@@ -23,6 +23,11 @@ class NotAskedError(Exception):
     """A question cannot be asked; the text says why, as a phrase."""
 
 
+def phrase(error: BaseException) -> str:
+    """Return the type and the text of an error, in one short line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+
+
 @dataclass(frozen=True)
 class Pass:
     """The ids of a pass, and the sizes of its batches; `sizes` is None if single ids came.
@@ -119,9 +124,7 @@ def ids_of(item: Any) -> Int64s:
     try:
         array = np.asarray(item.numpy() if hasattr(item, "numpy") else item)
     except Exception as error:
-        raise StoppedError(
-            f"an item has no ids: {type(error).__name__}: {str(error)[:80]}"
-        ) from None
+        raise StoppedError(f"an item has no ids: {phrase(error)}") from None
     if array.dtype.kind not in "iu" and (array.size or array.dtype.kind != "f"):
         raise StoppedError(
             f"an item has no ids: {type(item).__name__} {str(item)[:40]}; pass ids=, a function "

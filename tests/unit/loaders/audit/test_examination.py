@@ -84,7 +84,7 @@ def audit_of(fault: str, **options: Any) -> Audit:
     def make(rank: int, world_size: int, seed: int = 0) -> Numbers:
         return Numbers(fault, rank, world_size, seed)
 
-    return audit(make, num_records=N, batch_size=6, **{"expect": "training", **options})
+    return audit(make, **{"num_records": N, "batch_size": 6, "expect": "training", **options})
 
 
 def test_a_right_sampler_has_no_fault() -> None:
@@ -363,6 +363,25 @@ def test_ids_come_in_many_shapes(make: Callable[..., Any]) -> None:
     assert report.ok, report
 
 
+def test_ids_without_labels_are_no_classes() -> None:
+    for batches, labels in (([[0, 99]], [0, 1]), ([[]], []), ([[0], [-1]], [0])):
+        report = audit(lambda batches=batches: batches, labels=labels, expect="pk", epochs=1)
+        assert ("classes" in report.not_asked) == (labels != [0]), report
+
+
+def test_errors_are_one_line() -> None:
+    def make() -> Any:
+        raise RuntimeError("first line\nsecond line")
+
+    assert audit(make).findings == ["draws: make: RuntimeError: first line second line"]
+
+
+def test_one_epoch_and_many_records_are_enough() -> None:
+    for options in ({"epochs": 1}, {"num_records": 3_000_000, "epochs": 2}):
+        report = audit_of("", **{"world_size": 1, **options, "expect": None})
+        assert report.ok, report
+
+
 def test_ids_of_items_that_hold_more() -> None:
     report = audit(
         lambda: [(n, 224) for n in range(N)], num_records=N, expect="evaluation", ids=lambda i: i[0]
@@ -382,6 +401,7 @@ def test_a_sampler_that_is_not_deterministic_is_a_fact() -> None:
         (lambda: audit(lambda image: []), TypeError, "no other names than rank, .* got 'image'"),
         (lambda: audit([1, 2]), TypeError, "must be a function that builds a sampler, got"),
         (lambda: audit(list, expect="fun"), ValueError, "expect must be one of"),
+        (lambda: audit(list, expect="pk"), ValueError, "pass labels="),
         (lambda: audit(list, labels=[0, 1], num_records=3), ValueError, "for 3 records, got 2"),
         (lambda: audit(list, world_size=0), ValueError, "world_size must be"),
         (lambda: audit(list, world_size=()), ValueError, "must have a number of ranks"),
