@@ -129,13 +129,13 @@ class Diagnosis:
         phrases = [
             (self.displacement, f"records move {self.displacement.ratio:.0%} as far as {uniform}")
         ]
-        for place, digits, measures in (
+        for prefix, digits, measures in (
             ("the first tenth has", 0, self.head_distinct),
             ("a batch holds", 1, self.distinct),
         ):
             for name, m in measures.items():  # such as "3 classes, 10 in a uniform shuffle"
                 counts = f"{m.value:.{digits}f} {name}, {m.uniform:.{digits}f} {uniform}"
-                phrases.append((m, f"{place} {counts}"))
+                phrases.append((m, f"{prefix} {counts}"))
         for name, (m, position) in self.worst.items():
             samples = f"{self.batch_size:,} samples from position {position:,} on"
             phrases.append((m, f"{samples} hold {m.value:.0f} {name}, {m.uniform:.1f} {uniform}"))
