@@ -23,6 +23,7 @@ WITH_FRAMEWORKS = [
     "README",
     "augmentation",
     "command-line",
+    "evaluation",
     "grain",
     "index",
     "jax",
