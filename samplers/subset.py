@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
@@ -20,22 +20,26 @@ from twinfeed.samplers.drawing.random_words import derive, random_words, root_ke
 from twinfeed.samplers.label_arrays import as_labels, check_types
 from twinfeed.samplers.mapped import is_increasing
 from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler, checked_draw
-from twinfeed.samplers.types import Int64s, Integers, UInt64s
+from twinfeed.samplers.types import Array, Int64s, Integers, UInt64s
 
 
 class SubsetSampler(InnerSampler):
     """Some of the records (a table of ids), in the order of another sampler over the table.
 
     Records that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
-    as the path. Other records are copied.
+    as the path. Other records are copied. `ranges` take no memory for each record, as for the
+    episodes of robots.
 
     Args:
         records: distinct ids, int[n], which are kept as the table. By default they come as given.
         of: the number of records of the index, `len(index)`, or the index or dataset itself.
+        ranges: in place of records, `(start, stop)` of runs of records, of which none is in two.
         order: a sampler over `len(records)` positions, as `RandomSampler(len(records), seed=0)`.
 
     Raises:
-        ValueError: no ids, ids that are not distinct, or an `order` of another length.
+        TypeError: neither records nor ranges, or both.
+        ValueError: no ids, ids that are not distinct, an empty range, or an `order` of another
+            length.
 
     Records 2, 3, 5, 7 in stored order, and in a random order of their own::
 
@@ -50,27 +54,38 @@ class SubsetSampler(InnerSampler):
     >>> order = RandomSampler(4, seed=1)
     >>> SubsetSampler([2, 3, 5, 7], of=10, order=order).ids(0, np.arange(4)).tolist()
     [2, 5, 3, 7]
+    >>> SubsetSampler(ranges=[(6, 8), (0, 3)], of=10).ids(0, np.arange(5)).tolist()
+    [6, 7, 0, 1, 2]
     """
 
     @validate.show_call("SubsetSampler(ids, of=len(index))")
     def __init__(
         self,
-        records: ArrayLike,
+        records: ArrayLike | None = None,
         *,
         of: SupportsIndex | Sized,
+        ranges: ArrayLike | None = None,
         order: Sampler | None = None,
     ) -> None:
-        self._set_records(records, of, order)
+        if (records is None) == (ranges is None):
+            raise TypeError(
+                "SubsetSampler takes records or ranges: write SubsetSampler(ids, of=len(index)) or "
+                "SubsetSampler(ranges=[(0, 100)], of=len(index))"
+            )
+        self._set_records(records if ranges is None else _Ranges(ranges), of, order)
         if not len(self._table):
             raise ValueError(f"records must hold an id, got none of {self.num_records:,} records")
 
-    def _set_records(
-        self, records: ArrayLike, of: SupportsIndex | Sized, order: Sampler | None
-    ) -> None:
-        """Set what the arguments say, checked; an evaluation may be of no records."""
-        self._table = validate.integers("records", records, minimum=0)
-        values = validate.sorted_distinct("records", self._table)
-        minimum = int(values[-1]) + 1 if len(values) else 0
+    def _set_records(self, records: Any, of: SupportsIndex | Sized, order: Sampler | None) -> None:
+        """Set what the arguments say, checked; `records` are ids or `_Ranges`, or none."""
+        if isinstance(records, _Ranges):
+            self._table: Any = records
+            minimum, increases, parameter = records.stop, records.increases, "ranges"
+        else:
+            self._table = validate.integers("records", records, minimum=0)
+            values = validate.sorted_distinct("records", self._table)
+            minimum = int(values[-1]) + 1 if len(values) else 0
+            increases, parameter = is_increasing(self._table), "records"
         subset = "SubsetSampler(ids, of=len(index))"
         self.num_records = validate.record_count("of", of, subset=subset, minimum=minimum)
         size = len(self._table)
@@ -78,12 +93,13 @@ class SubsetSampler(InnerSampler):
         self._set_inner_sampler(inner, size, f"len(records)={size} positions")
         # A block of the inner sampler is a range of indices of the table. Its records are close
         # together in storage only if the table ascends.
-        blocks = inner.traits.reads_blocks and is_increasing(self._table)
+        blocks = inner.traits.reads_blocks and increases
         self.traits = replace(
             inner.traits, record_ids=self._table, reads_blocks=blocks, num_groups=None
         )
         self.seed, self._fixed_order = inner.seed, inner._fixed_order
-        self.parameters = {"records": self._table, "num_records": self.num_records, "order": inner}
+        table = records.bounds if isinstance(records, _Ranges) else self._table
+        self.parameters = {parameter: table, "num_records": self.num_records, "order": inner}
 
     def __repr__(self) -> str:
         of = f"{len(self._table):,} of {validate.counted(self.num_records, 'record')}"
@@ -114,7 +130,10 @@ class SubsetSampler(InnerSampler):
         result is 2, 5 and 3.
         """
         # The index of each record in the table. (searchsorted copies a table of another dtype.)
-        index = np.searchsorted(self._table, records.astype(self._table.dtype))
+        if isinstance(self._table, _Ranges):
+            index = self._table.index_of(records)
+        else:
+            index = np.searchsorted(self._table, records.astype(self._table.dtype))
         start, stop = self._inner_sampler.spans(index, epoch)
         return self._lookup(start), self._lookup(stop - 1), stop - start
 
@@ -123,7 +142,55 @@ class SubsetSampler(InnerSampler):
 
     def _lookup(self, index: Int64s) -> Int64s:
         """Return the records at these indices of the table."""
+        if isinstance(self._table, _Ranges):
+            return self._table[index]
         return np.asarray(self._table)[index].astype(np.int64)
+
+
+class _Ranges:
+    """A table of the record ids of several ranges, of which only the bounds are stored.
+
+    The ranges (6, 8) and (0, 3) have the ids 6 7 0 1 2, and the offsets 0 and 2 in this table.
+    """
+
+    def __init__(self, bounds: ArrayLike) -> None:
+        array = validate.unmasked("ranges", bounds)
+        if array.ndim != 2 or array.shape[1] != 2:
+            raise ValueError(f"ranges must be (start, stop) of each, got shape {array.shape}")
+        values = validate.integers("ranges", array.reshape(-1), minimum=0)
+        self.bounds = np.array(values, np.int64).reshape(-1, 2)
+        self._starts, stops = self.bounds.T
+        empty = np.flatnonzero(self._starts >= stops)
+        if len(empty):
+            raise ValueError(f"a range must have a record, got {self.bounds[empty[0]].tolist()}")
+        by_start = np.argsort(self._starts)
+        repeated = np.flatnonzero(stops[by_start][:-1] > self._starts[by_start][1:])
+        if len(repeated):
+            first, second = self.bounds[by_start[repeated[0] : repeated[0] + 2]].tolist()
+            raise ValueError(f"ranges must not overlap, got {first} and {second}")
+        ends = np.cumsum(stops - self._starts)
+        self._offsets = ends - (stops - self._starts)  # of the ranges, in the table
+        self._size, self.stop = int(ends[-1]), int(stops.max())
+        self.increases = is_increasing(self._starts)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: Int64s) -> Int64s:
+        """Return the records at these indices of the table."""
+        number = np.searchsorted(self._offsets, index, side="right") - 1  # of the range
+        records: Int64s = self._starts[number] + (index - self._offsets[number])
+        return records
+
+    def index_of(self, records: Int64s) -> Int64s:
+        """Return the index in the table of each of these records, if the ranges increase."""
+        number = np.searchsorted(self._starts, records, side="right") - 1
+        index: Int64s = self._offsets[number] + (records - self._starts[number])
+        return index
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """Return all ids, for what needs a mask of the records."""
+        return ranges(self.bounds[:, 0], self.bounds[:, 1]).astype(dtype or np.int64, copy=False)
 
 
 @validate.show_call(

@@ -177,6 +177,28 @@ def test_subset_gives_its_records_in_the_inner_order() -> None:
     assert order.num_records == 41
 
 
+@pytest.mark.parametrize("increases", [False, True])
+def test_subset_of_ranges_is_that_of_their_records(increases: bool) -> None:
+    """Its ids, its spans, and the mask that is made of them; its pickle is small."""
+    bounds = [(6, 8), (0, 3), (20, 30)]
+    bounds = sorted(bounds) if increases else bounds
+    ids = np.concatenate([np.arange(*pair) for pair in bounds])
+    for order in (
+        RandomSampler(15, seed=1),
+        ShardShuffleSampler([5, 10], block=3, window=2, seed=0),
+    ):
+        few = SubsetSampler(ranges=bounds, of=40, order=order)
+        listed = SubsetSampler(ids, of=40, order=order)
+        assert few.ids(2, np.arange(15)).tolist() == listed.ids(2, np.arange(15)).tolist()
+        assert few.traits.reads_blocks == listed.traits.reads_blocks
+        assert np.array_equal(few.spans(ids, 2), listed.spans(ids, 2))
+        assert np.array_equal(few.traits.record_ids, ids)
+        assert np.isin(np.arange(40), few.traits.record_ids).sum() == 15
+    many = SubsetSampler(ranges=[(0, 10**9), (2 * 10**9, 3 * 10**9)], of=10**10)
+    assert many.ids(0, [10**9 - 1, 10**9]).tolist() == [10**9 - 1, 2 * 10**9]
+    assert len(pickle.dumps(many)) < 2000
+
+
 def test_subset_divides_batches_by_sections_of_the_inner_order() -> None:
     """The shard-aware shuffle inside a subset divides batches as it would alone."""
     inner = ShardShuffleSampler([30, 34], seed=0, block=4, window=4, sections=2)

@@ -490,6 +490,32 @@ REFUSED: Refused = [
     ),
     (lambda: SubsetSampler([1, 1], of=2), ValueError, "got 1 more than once"),
     (lambda: SubsetSampler([5], of=5), ValueError, "of must be"),
+    (lambda: SubsetSampler(of=5), TypeError, "SubsetSampler takes records or ranges"),
+    (lambda: SubsetSampler([1], ranges=[(1, 2)], of=5), TypeError, "takes records or ranges"),
+    (
+        lambda: SubsetSampler(ranges=[(1, 2, 3)], of=5),
+        ValueError,
+        "(start, stop) of each, got",
+    ),
+    (lambda: SubsetSampler(ranges=[], of=5), ValueError, "(start, stop) of each, got"),
+    (
+        lambda: SubsetSampler(ranges=[(2, 2)], of=5),
+        ValueError,
+        "a range must have a record",
+    ),
+    (lambda: SubsetSampler(ranges=[(3, 5), (0, 4)], of=5), ValueError, "overlap, got [0, 4] and ["),
+    (lambda: SubsetSampler(ranges=[(0, 6)], of=5), ValueError, "of must be at least 6, got 5"),
+    (
+        lambda: SubsetSampler(ranges=[(-1, 3)], of=5),
+        ValueError,
+        "ranges must be at least 0",
+    ),
+    (lambda: SubsetSampler(ranges=[(0.0, 3.0)], of=5), TypeError, "ranges must hold integers"),
+    (
+        lambda: IdSequence(BatchSampler(SequentialSampler(5), batch_size=2), epochs=1),
+        ValueError,
+        "one size, got sizes [1, 2]",
+    ),
     (lambda: SubsetSampler([], of=9), ValueError, "records must hold an id, got none of 9"),
     (
         lambda: SubsetSampler(np.zeros(0, bool), of=9, order=RandomSampler(0, seed=0)),
