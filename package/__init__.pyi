@@ -59,12 +59,15 @@ from twinfeed.loaders.tools.verify import verify as verify
 from twinfeed.loaders.tools.who import diff as diff
 from twinfeed.loaders.tools.who import when as when
 from twinfeed.loaders.tools.who import who as who
+from twinfeed.loaders.torch import EndlessSampler as EndlessSampler
 from twinfeed.loaders.torch import RecordDataset as RecordDataset
 from twinfeed.loaders.torch import RequestSampler as RequestSampler
+from twinfeed.loaders.torch import TorchDistributedSampler as TorchDistributedSampler
 from twinfeed.loaders.torch import TorchLoader as TorchLoader
 from twinfeed.loaders.torch import TorchSampler as TorchSampler
 from twinfeed.loaders.torch import as_tensors as as_tensors
 from twinfeed.loaders.torch import exact_collate as exact_collate
+from twinfeed.loaders.torch import ordered as ordered
 from twinfeed.loaders.webdataset import choose_samples as choose_samples
 from twinfeed.loaders.webdataset import samples as samples
 from twinfeed.samplers.batch import BatchSampler as BatchSampler

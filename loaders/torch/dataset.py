@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, get_worker_info
 
 from twinfeed.loaders.batches.batcher import Batcher
@@ -25,6 +26,7 @@ from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import JaggedParts, join_jagged
 from twinfeed.loaders.torch._sharing import share_memory
 from twinfeed.samplers import BatchStream, Sampler, validate
+from twinfeed.samplers.types import UInt64s
 
 
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:
@@ -163,9 +165,13 @@ class RecordDataset(Dataset[Any]):
                 "requests are whole batches: give DataLoader batch_sampler= or batch_size=None"
             )
         seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
-        samples = self._batcher.samples_of_records(np.asarray(wanted, np.int64), seeds)
+        samples = self.samples(wanted, seeds)
         self._warn_about_plain_ids(wanted)
         return samples
+
+    def samples(self, records: ArrayLike, seeds: UInt64s, /) -> list[Sample]:
+        """Return the samples of these records, with the seed of each for the transform."""
+        return self._batcher.samples_of_records(np.asarray(records, np.int64), seeds)
 
     def _warn_about_plain_ids(self, records: Sequence[int]) -> None:
         """Warn, once each, about samples that are read by record id and not by a `Request`.
