@@ -18,7 +18,7 @@ EXTRA = {"hydra", "mmengine", "pytorch_metric_learning", "sentence_transformers"
 LONG = [
     *("accelerate_ranks", "endless_pass", "grain_dataset", "keras_pydataset", "lightning_fit"),
     *("stateful_dataloader", "torch_dataloader", "transformers_trainer", "webdataset_pipeline"),
-    *("hydra_config", "mmengine_runner"),
+    *("hydra_config", "mmengine_runner", "ordered_training"),
     *("pytorch_metric_learning_training", "sentence_transformers_training"),
 ]
 pytestmark = pytest.mark.frameworks
