@@ -123,8 +123,10 @@ def _are_equal(passes: list[Pass]) -> bool:
 
 def ask_set_epoch(evidence: Evidence) -> Iterator[Answer]:
     """Whether `set_epoch` alone decides which epoch comes."""
-    if "epoch" in evidence.maker.takes or not evidence.has("set_epoch"):
-        raise NotAskedError("make takes the epoch, or there is no set_epoch")
+    if "epoch" in evidence.maker.takes:
+        raise NotAskedError("make takes the epoch")
+    if not evidence.has("set_epoch"):
+        raise NotAskedError("there is no set_epoch")
     if evidence.is_stored_order or not evidence.is_repeatable:
         raise NotAskedError("the order does not depend on it")
     if _are_equal(evidence.passes):

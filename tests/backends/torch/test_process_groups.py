@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from support.cases import mark_long
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from twinfeed.testing import audit
 
@@ -28,6 +30,42 @@ def test_no_false_alarm_over_distributed_sampler(
 
         report = audit(make, num_records=n, expect="training", world_size=world_size)
         assert report.ok, report
+
+
+def shuffled(workers: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    return DataLoader(
+        range(40), batch_size=4, shuffle=True, num_workers=workers, generator=generator
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "finding"),
+    [
+        (shuffled, None),
+        (lambda: torch.randperm(40), None),
+        (lambda: torch.arange(40).view(10, 4), None),
+        (lambda: [(torch.arange(20), torch.arange(20, 40))], None),
+        (lambda: [torch.zeros(2, dtype=torch.long, device="meta")], "an item has no ids: TypeE"),
+        (lambda: [{"id": torch.arange(40)}], "an item has no ids: dict"),
+        (lambda: [torch.rand(4)], "an item has no ids: Tensor"),
+    ],
+)
+def test_tensors_are_ids(make: Callable[..., Any], finding: str | None) -> None:
+    report = audit(make, num_records=40, expect="evaluation")
+    assert report.ok == (finding is None), report
+    assert finding is None or finding in report.findings[0]
+
+
+def test_the_global_state_of_torch_decides_the_order_of_random_sampler() -> None:
+    before = torch.get_rng_state()
+    report = audit(lambda: RandomSampler(range(40)), num_records=40)
+    texts = [answer.text for answer in report.answers if answer.question == "random"]
+    assert texts == [
+        "the global random state decides the order: pass a seed, or a generator",
+        "draws from the global state of torch",
+    ]
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_sampler_that_asks_torch_for_its_rank_runs_as_each() -> None:
