@@ -44,6 +44,12 @@ class Evidence:
         """The epochs of rank 0, of the smallest number of ranks."""
         return self.streams[self.world_size][0]
 
+    @cached_property
+    def all_ids(self) -> Int64s:
+        """The ids of all ranks and epochs."""
+        ranks = [passes for ranks in self.streams.values() for passes in ranks]
+        return np.concatenate([drawn.ids for passes in ranks for drawn in passes])
+
     def draw(self, epochs: list[int], *, salt: int = 0, **arguments: object) -> list[Pass]:
         """Draw the epochs of rank 0 again, from a new sampler."""
         self.need_one_process()

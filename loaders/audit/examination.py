@@ -138,7 +138,8 @@ def _examine(make: Callable[..., Any], promises: Promises) -> Audit:
         QUESTIONS.items(), "audit", "question", sys.stderr.isatty(), len(QUESTIONS)
     ):
         try:
-            answers += [Answer(question, text, mark) for _, text, mark in ask(evidence)]
+            # One by one: what is said before an error stays.
+            answers.extend(answer._replace(question=question) for answer in ask(evidence))
         except (NotAskedError, TimeOverError) as error:
             not_asked[question] = str(error)
         except StoppedError as error:

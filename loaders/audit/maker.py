@@ -66,7 +66,7 @@ class Maker:
         self, where: str, rank: int = 0, world_size: int = 1, *, salt: int = 0
     ) -> Iterator[None]:
         """Run as a rank. An error of the sampler becomes a phrase that says where it was."""
-        self._where = where
+        self._where, self._reader.count = where, 0
         error_type: type[StoppedError]
         try:
             with isolated(

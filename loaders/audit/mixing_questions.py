@@ -23,8 +23,7 @@ def ask_classes(evidence: Evidence) -> Iterator[Answer]:
         raise NotAskedError("no labels were passed")
     if evidence.passes[0].sizes is None and not evidence.promises.batch_size:
         raise NotAskedError("single ids come, and no batch_size was passed")
-    ids = np.concatenate([d.ids for ranks in evidence.streams.values() for r in ranks for d in r])
-    if not len(labels) or ids.max(initial=-1) >= len(labels):
+    if not len(labels) or evidence.all_ids.max(initial=-1) >= len(labels):
         raise NotAskedError("ids have no labels")
     have = np.bincount(labels)
     for world_size, ranks in evidence.streams.items():

@@ -23,9 +23,7 @@ def ask_kind(evidence: Evidence) -> Iterator[Answer]:
 
 def ask_ids(evidence: Evidence) -> Iterator[Answer]:
     """Whether all ids are record ids."""
-    ids = np.concatenate(
-        [drawn.ids for ranks in evidence.streams.values() for rank in ranks for drawn in rank]
-    )
+    ids = evidence.all_ids
     bad = ids[(ids >= evidence.num_records) | (ids < -1)]
     if len(bad):
         yield note(

@@ -81,8 +81,8 @@ class PassReader:
             self._chunk.clear()
             self._chunk.extend(islice(iterator, size))  # if it raises, what came is counted
             if not self._chunk:
-                return Pass(np.concatenate(ids), _joined(sizes), length=length)
-            chunk_ids, chunk_sizes = self._arrays(bool(self.count) and _joined(sizes) is not None)
+                break
+            chunk_ids, chunk_sizes = self._arrays(bool(sizes) if self.count else None)
             ids.append(chunk_ids)
             total += len(chunk_ids)
             if chunk_sizes is not None:
@@ -92,29 +92,32 @@ class PassReader:
                 raise StoppedError(f"{empty:,} empty batches came in a row")
             self.count += len(self._chunk)
             size = min(2 * size, _LARGEST_CHUNK)
+        all_sizes = np.concatenate(sizes) if sizes else None
+        ended = not self._chunk
         self._chunk.clear()
-        return Pass(np.concatenate(ids), _joined(sizes), ended=False, length=length)
+        return Pass(np.concatenate(ids), all_sizes, ended, length)
 
-    def _arrays(self, are_batches: bool) -> tuple[Int64s, Int64s | None]:
-        """Return the ids of a chunk of items, and the sizes of its batches."""
+    def _arrays(self, are_batches: bool | None) -> tuple[Int64s, Int64s | None]:
+        """Return the ids of a chunk of items, and the sizes of its batches.
+
+        `are_batches` says what the items before were; None if there were none.
+        """
         if self.ids is None and not are_batches and set(map(type, self._chunk)) == {int}:
-            return _int64s(self._chunk), None
+            try:
+                return np.array(self._chunk, np.int64), None
+            except OverflowError:
+                raise StoppedError("an item has no ids: an integer of more than 64 bits") from None
         arrays = [ids_of(item if self.ids is None else self.ids(item)) for item in self._chunk]
-        first_is_batch = arrays[0].ndim > 0 if self.count == 0 else are_batches
-        for position, array in enumerate(arrays):
-            if (array.ndim > 0) != first_is_batch:
-                kind, before = (
-                    ("one id", "batches") if first_is_batch else ("a batch", "single ids")
-                )
-                raise StoppedError(
-                    f"item {self.count + position} is {kind}, and those before are {before}"
-                )
-        sizes = np.array([array.size for array in arrays]) if first_is_batch else None
+        if are_batches is None:
+            are_batches = arrays[0].ndim > 0
+        for position, array in enumerate(arrays, start=self.count):
+            if (array.ndim > 0) != are_batches:
+                kind, before = "a batch", "single ids"
+                if are_batches:
+                    kind, before = "one id", "batches"
+                raise StoppedError(f"item {position} is {kind}, and those before are {before}")
+        sizes = np.array([array.size for array in arrays]) if are_batches else None
         return np.concatenate([array.reshape(-1) for array in arrays]), sizes
-
-
-def _joined(sizes: list[Int64s]) -> Int64s | None:
-    return np.concatenate(sizes) if sizes else None
 
 
 def ids_of(item: Any) -> Int64s:
@@ -130,18 +133,8 @@ def ids_of(item: Any) -> Int64s:
             f"an item has no ids: {type(item).__name__} {str(item)[:40]}; pass ids=, a function "
             "that takes an item and returns its ids"
         )
-    return _int64s(array)
+    return array.astype(np.int64)
 
 
 def _is_nested(part: Any) -> bool:
     return not isinstance(part, str) and (hasattr(part, "__len__") or hasattr(part, "numpy"))
-
-
-def _int64s(numbers: Any) -> Int64s:
-    """Return integers as an array; those that int64 cannot hold are no ids."""
-    try:
-        return (
-            np.array(numbers, np.int64) if isinstance(numbers, list) else numbers.astype(np.int64)
-        )
-    except OverflowError:
-        raise StoppedError("an item has no ids: an integer of more than 64 bits") from None
