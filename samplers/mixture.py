@@ -195,14 +195,10 @@ class MixtureSampler(Sampler):
         return mixture
 
     def _can_reorder(self, max_counts: Int64s) -> Bools:
-        """Return whether the start of a sampler's epochs can be reordered.
+        """Return whether the start of a sampler's epochs can be reordered, of `max_counts`' shape.
 
-        A batch may have the last samples of one epoch of a sampler and the first samples of the
-        next epoch. If both have the same record, the first samples are reordered. This does not
-        help if the sampler repeats records within an epoch, or if an epoch is too short.
-
-        `max_counts` is the largest number of samples of each sampler in a batch, with a row for
-        each set of weights: int64[sets of weights, samplers]. The result is bool of this shape.
+        It cannot if a sampler repeats records, or if an epoch is too short. `max_counts` has the
+        most samples of each sampler in a batch, int64[sets of weights, samplers].
         """
         # The first `max_counts` samples of an epoch are reordered. Before them, a batch may have up
         # to `max_counts - 1` samples of the previous epoch, which must stay where they are. So an
@@ -215,12 +211,10 @@ class MixtureSampler(Sampler):
         return is_long_enough & (~repeats | is_mixture)
 
     def _interleave_for(self, batch_size: int, num_steps: int) -> InterleaveSchedule:
-        """Return the number of the sampler of each sample of the mixture, as an endless sequence.
+        """Return the number of the sampler of each sample of all epochs, as an endless sequence.
 
-        The numbers are in proportion to the weights, which may change at some training steps. The
-        sequence has all epochs, one after the other. Each of these training steps becomes a
-        position in the sequence: if an epoch has 9 samples in 3 steps of 3, training step 4 is step
-        1 of epoch 1, and starts at position 9 + 3.
+        If weights change at training step 4, which is step 1 of epoch 1, and epochs have 9 samples
+        in 3 steps, they change at position 9 + 3.
         """
         # A random key for the first weights, and for the weights from each change on.
         changes_key = root_key(self.seed, "mixture changes")
@@ -248,11 +242,7 @@ class MixtureSampler(Sampler):
         return self._id_bounds[number] + self._own_ids(number, sample_index)
 
     def _own_ids(self, sampler_number: Int64s, sample_index: Int64s) -> Int64s:
-        """Return the ids that samplers give to their samples, int64[n].
-
-        Sample i is sample `sample_index[i]` of sampler `sampler_number[i]`, counted over all epochs
-        of this sampler. Chunks of `_CHUNK` consecutive samples are drawn and cached.
-        """
+        """Return the ids that samplers give to their samples, counted over all epochs, int64[n]."""
         chunk, offset = np.divmod(sample_index, _CHUNK)
         # Draw each distinct pair (sampler, chunk) once: `first` has the index of a sample of each
         # pair, and `pair` the number of the pair of each sample.
@@ -264,12 +254,10 @@ class MixtureSampler(Sampler):
         return np.stack(chunks)[pair, offset]
 
     def _reorder_starts(self, sampler_number: Int64s, sample_index: Int64s) -> Int64s:
-        """Return `sample_index`, changed so that no batch has a record twice where an epoch starts.
+        """Return `sample_index`, int64[n], without a record twice in a batch where an epoch starts.
 
-        A sampler of the mixture may start its next epoch in the middle of a batch, which then has
-        the end of the previous epoch, too. So the first samples of the epoch are reordered. Sample
-        i of the mixture is sample `sample_index[i]` of sampler `sampler_number[i]`, counted over
-        all epochs of this sampler.
+        Sample i of the mixture is sample `sample_index[i]` of sampler `sampler_number[i]`, counted
+        over all epochs of this sampler.
         """
         lengths = self._lengths[sampler_number]
         epoch, position = np.divmod(sample_index, lengths)
@@ -313,20 +301,17 @@ class MixtureSampler(Sampler):
         return order
 
     def _samples_in_batch(self, sampler_number: int, position: int) -> tuple[int, int]:
-        """Return which samples of a sampler are in a batch: the first one, and the stop.
+        """Return the first sample of a sampler in the batch that has this position, and the stop.
 
-        It is the batch of the mixture that has this position. Samples are counted over all epochs
-        of the sampler: 6 and 8 mean that samples 6 and 7 of the sampler are in the batch.
+        Samples are counted over all epochs of the sampler.
         """
         first, stop = (self._interleave.num_before(bound) for bound in self._batch_around(position))
         return int(first[sampler_number]), int(stop[sampler_number])
 
     def _batch_around(self, position: int) -> tuple[int, int]:
-        """Return the bounds of the batch that has this position: its first position, and its stop.
+        """Return the bounds of the batch that has this position of all epochs of the mixture.
 
-        Positions of the mixture are counted over all of its epochs. The last batch of an epoch may
-        be smaller. With epochs of 8 samples in batches of 3, position 7 is in the batch (6, 8), and
-        position 9 in the batch (8, 11).
+        In epochs of 8 samples and batches of 3, position 7 is in (6, 8), and position 9 in (8, 11).
         """
         epoch, position_in_epoch = divmod(position, self._samples)
         start = position - position_in_epoch % self._batch_size
@@ -336,23 +321,15 @@ class MixtureSampler(Sampler):
 def _check_mixable(sampler: Sampler) -> Sampler:
     """Return a sampler if it can be mixed with others; otherwise raise ValueError.
 
-    Three kinds of samplers cannot be mixed:
-
-    1. An empty sampler.
-    2. A sampler that keeps a few decoded records for their next use (`max_cached` of them). In a
-       mixture, samples of other samplers come in between, and it would keep them too long.
-    3. A sampler that changes at some training step, say 10 (`needs_steps`). In batches of 4 it
-       would change at its sample 40. But if a mixture takes only 2 samples of each batch from it,
-       its sample 40 is in step 20.
-
-    The messages call the sampler one of `orders`, which is the name of the user's argument.
+    A sampler that reuses records would keep them while samples of others come. One that changes at
+    a training step does not know how many samples of each batch a mixture takes from it.
     """
     problem = ""
-    if not len(check_sampler(sampler, name="each of orders")):  # case 1
+    if not len(check_sampler(sampler, name="each of orders")):
         problem = "be empty"
-    elif sampler.traits.max_cached is not None:  # case 2
+    elif sampler.traits.max_cached is not None:
         problem = "reuse records, since samples of other samplers would come between the uses"
-    elif sampler.traits.needs_steps:  # case 3
+    elif sampler.traits.needs_steps:
         problem = "change at training steps, since a mixture draws its samples at other steps"
     if problem:
         raise ValueError(f"each of orders must not {problem}, got {sampler!r}")

@@ -125,9 +125,7 @@ class SubsetSampler(InnerSampler):
     def _blocks_of(self, records: Int64s, epoch: int | None) -> tuple[Int64s, Int64s, Int64s]:
         """Return the first and the last record of the block of each record, and the block's size.
 
-        A block of the inner sampler is a range of indices of the table of record ids. In the table
-        2 3 5 40 90, the records at the indices 0 to 2 are a block. For record 3 of this block, the
-        result is 2, 5 and 3.
+        A block of the inner sampler is a range of indices of the table of record ids.
         """
         # The index of each record in the table. (searchsorted copies a table of another dtype.)
         if isinstance(self._table, _Ranges):
@@ -283,9 +281,6 @@ def split(
 def _fractions_after(fraction: float | Sequence[float]) -> list[float]:
     """Return the fraction of the records in all parts after part 0, after part 1, and so on.
 
-    `fraction` is the argument of `split`: a list with the fraction of each part, or one number, the
-    fraction of part 1 (validation), if there are only the parts 0 and 1.
-
     >>> _fractions_after([0.7, 0.2, 0.1])
     [0.3, 0.1]
     """
@@ -334,11 +329,10 @@ def _stratify(
 def _sorted_by_class_and_hash(
     order: ClassOrder, hashes: UInt64s
 ) -> tuple[Integers, Int64s, Int64s]:
-    """Return the records sorted by class, and within a class by hash, int64[records].
+    """Return the records by class and hash, the class of each, and its index within the class.
 
-    `hashes` has the hash of each record. The class of each sorted record, and its index within the
-    class, are also returned. If class 0 has the records 1 3 with the hashes 9 5, and class 1 has
-    record 0, this returns the records 3 1 0, the classes 0 0 1 and the indices 0 1 0.
+    Records 1 3 of class 0 with the hashes 9 5, and record 0 of class 1, give the records 3 1 0, the
+    classes 0 0 1 and the indices 0 1 0.
     """
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
     class_index, index_in_class = groups_and_indices(order.sizes)
@@ -349,9 +343,8 @@ def _sorted_by_class_and_hash(
 def _scaled_counts(counts: Int64s, fraction: float, order: Int64s, random_word: int) -> Int64s:
     """Return counts multiplied by a fraction, rounded at random to integers.
 
-    The prefix sums of the counts are multiplied and rounded, so that each count and the sum of all
-    are within 1 of their exact value: [3, 1, 2] times 0.5 has the prefix sums 1.5, 2 and 3, and
-    becomes [1, 1, 1] or [2, 0, 1]. The counts are summed in `order`, which has their indices.
+    Each count, and each sum of the counts in `order` (int64, their indices), is within 1 of its
+    exact value: [3, 1, 2] times 0.5 becomes [1, 1, 1] or [2, 0, 1].
     """
     # In fixed point with 53 bits after the point: (x + offset) >> 53 rounds x up or down at random.
     # Python's integers, as products exceed 64 bits.
@@ -371,12 +364,7 @@ def _check_count(name: str, count: int, records: int) -> None:
 
 
 def _hash_inputs_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
-    """Return an integer for each record, which is the same for all records of a group.
-
-    `split` hashes the integer to decide in which part the record is: so a group is in one part. The
-    integer is the group itself, or, if groups are strings, a hash of the string. `count` is the
-    number of records.
-    """
+    """Return an integer for each record, the same for all records of a group."""
     array = as_labels(groups, name="groups")
     _check_count("groups", len(array), count)
     if array.dtype.kind != "U":  # integers
@@ -386,12 +374,7 @@ def _hash_inputs_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
 
 
 def _ids_or_key_hashes(records: SupportsIndex | Sized) -> Int64s | UInt64s:
-    """Return an integer for each record: a hash of its key, or its id if records have no keys.
-
-    `split` decides by this integer in which part the record is. `records` is the argument of
-    `split`: a list of keys (str), such as file names; or, for records without keys, their number,
-    or a dataset, of which only the length counts.
-    """
+    """Return an integer for each record: a hash of its key, or its id if records have no keys."""
     if not isinstance(records, (SupportsIndex, Sized)):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
     if _is_list_of_keys(records):

@@ -76,7 +76,7 @@ def likeness(batch: Any) -> Any:
     return type(batch)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", mark_long(STRUCTURES, but_every=2))
 def test_exact_collate_gives_each_record_once_on_any_ranks(structure: str) -> None:
     """With equally many steps, of 1 to 40 records, in a batch size that none of them divides."""
     item, collate_fn, ids_of = STRUCTURES[structure]
