@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -260,6 +261,19 @@ def test_the_environment_and_timers_are_as_before() -> None:
     assert interval == 500
     assert (dict(os.environ), sys.excepthook) == (environment, hook)
     assert signal.getsignal(signal.SIGALRM) is handler
+
+
+@pytest.mark.parametrize("traces", [False, True])
+def test_memory_is_traced_as_before(traces: bool) -> None:
+    if traces:
+        tracemalloc.start()
+    try:
+        report = audit(lambda: np.arange(10**5).tolist())
+        assert tracemalloc.is_tracing() == traces
+    finally:
+        tracemalloc.stop()
+    (cost,) = [answer.text for answer in report.answers if answer.question == "cost"]
+    assert float(cost.split(" MB")[0].split()[-1]) > 3  # 10^5 integers and a list of them
 
 
 def hang_in_make() -> list[int]:
