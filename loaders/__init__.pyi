@@ -50,8 +50,8 @@ from twinfeed.loaders.storage.disk_cache import DiskCache as DiskCache
 from twinfeed.loaders.support.limits import Limits as Limits
 from twinfeed.loaders.tools.backends import BACKENDS as BACKENDS
 from twinfeed.loaders.tools.backends import Backend as Backend
+from twinfeed.loaders.tools.compare import BackendRun as BackendRun
 from twinfeed.loaders.tools.compare import Comparison as Comparison
-from twinfeed.loaders.tools.compare import Run as Run
 from twinfeed.loaders.tools.compare import compare as compare
 from twinfeed.loaders.tools.planning import Plan as Plan
 from twinfeed.loaders.tools.planning import plan as plan

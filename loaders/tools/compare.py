@@ -36,7 +36,7 @@ _MAX_FETCHED = 4  # the number of batches whose arrays are compared for each fie
 
 
 @dataclass(frozen=True)
-class Run:
+class BackendRun:
     """The results of one backend: checksums of its batches, speed and memory.
 
     Attributes:
@@ -47,7 +47,8 @@ class Run:
         sums: for each batch, a checksum of each field by name.
         losses: what the backend's step returned for each batch, if there is a step.
 
-    >>> Run("torch", records=64, first=0.5, seconds=2.0, rate=32.0, memory=1 << 28, sums=()).rate
+    >>> run = BackendRun("torch", 64, first=0.5, seconds=2.0, rate=32.0, memory=1 << 28, sums=())
+    >>> run.rate
     32.0
     """
 
@@ -76,7 +77,7 @@ class Comparison:
     True
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[BackendRun, ...]
     differing: Mapping[str, Sequence[int]]
     largest: Mapping[str, float | None]
 
@@ -250,8 +251,8 @@ def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) ->
         raise
 
 
-def _measure(job: _Job) -> Run:
-    """Iterate over a backend's batches twice, and return the times and checksums as a `Run`.
+def _measure(job: _Job) -> BackendRun:
+    """Iterate over a backend's batches twice, and return the times and checksums as a `BackendRun`.
 
     The first iteration is timed. In the second, checksums are computed, and if the job has a
     training step, it is called with each batch.
@@ -271,7 +272,7 @@ def _measure(job: _Job) -> Run:
         sums.append({name: _checksum(array) for name, array in arrays.items()})
         if job.make_step is not None:
             losses.append(float(step(batch)))
-    return Run(
+    return BackendRun(
         backend=job.name,
         records=first_records + later_records,
         first=first_end - start,
