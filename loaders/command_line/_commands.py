@@ -130,32 +130,34 @@ def run_index(options: argparse.Namespace) -> None:
 
 def run_verify(options: argparse.Namespace) -> int:
     """Run `twinfeed verify`; return the exit status, 1 if there are bad records or warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        # Python shows a warning only once for each place; a shard may be scanned twice.
-        warnings.simplefilter("always", ShardWarning)
-        try:
-            with process_pool(options.jobs) as executor:
-                report = verify(
-                    _unwrap_single(options.target),
-                    decode=options.decode,
-                    bad_list=options.bad_list,
-                    **_reading_options(options),
-                    root=options.root,
-                    executor=executor,
-                    progress=not options.quiet,
-                )
-        finally:
-            for warning in caught:
-                show_warning(warning.message)
+    shown: list[Warning | str] = []
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        shown.append(message)
+        show_warning(message)
+
+    # `main` restores both. Python shows a warning only once for each place in the code.
+    warnings.simplefilter("always", ShardWarning)
+    warnings.showwarning = show
+    with process_pool(options.jobs) as executor:
+        report = verify(
+            _unwrap_single(options.target),
+            decode=options.decode,
+            bad_list=options.bad_list,
+            **_reading_options(options),
+            root=options.root,
+            executor=executor,
+            progress=not options.quiet,
+        )
     text = str(report)
-    if caught:
+    if shown:
         text = text.replace("all is well", "nothing is bad")
-        text += f", {counted(len(caught), 'warning')}"
+        text += f", {counted(len(shown), 'warning')}"
     print_lines(*text.split("\n"))
     # A part of a tar sample has an offset, and no number: its own text says what to do.
     if any(finding.record >= 0 or finding.offset is None for finding in report.findings):
         print_lines(_ADVISE_RESTORE_OR_EXCLUDE.format(shlex.quote(options.bad_list or "FILE")))
-    return 0 if report.ok and not caught else 1
+    return 0 if report.ok and not shown else 1
 
 
 def _reading_options(options: argparse.Namespace) -> ReadingOptions:

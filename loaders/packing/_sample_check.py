@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import reprlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -77,26 +76,20 @@ def _check_text(subject: str, text: str, advice: str) -> None:
 
 def _check_label(value: Any) -> Label:
     """Return a label as an int or a str; refuse others, and white space that would be lost."""
-    if isinstance(value, (str, bytes)):
-        name = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
-        _check_text("label", name, "use another name")
-        stripped = name.strip()
-        if stripped and name != stripped:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogateescape")
+    if isinstance(value, str):
+        _check_text("label", value, "use another name")
+        stripped = value.strip()
+        if stripped and value != stripped:
             raise ValueError(
-                f"label {name!r} begins or ends with white space, which is lost: use {stripped!r}"
+                f"label {value!r} begins or ends with white space, which is lost: use {stripped!r}"
             )
-        if stripped:  # a blank name is refused below
-            return name
-    else:
-        with suppress(TypeError):  # no integer, or an array of several numbers
-            is_bool = isinstance(value, (bool, np.bool_))
-            value = (
-                value
-                if is_bool or isinstance(value, (float, np.floating))
-                else operator.index(value)
-            )
-        if (label := as_label(value)) is not None:
-            return label
+        value = stripped  # a blank name is refused below
+    elif getattr(value, "ndim", None) == 0:  # a number of numpy or a tensor
+        value = np.asarray(value).item()
+    if (label := as_label(value)) is not None:
+        return label
     raise TypeError(
         f"label must be a name or an integer that fits int64, got {reprlib.repr(value)}: "
         "if it is not a class, give the field another name, in an index by fields= or --field"
