@@ -6,9 +6,20 @@ import shlex
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from support.inside import _parser, main
+from support.inside import (
+    BACKENDS,
+    CONTAINERS,
+    SHARD_BYTES,
+    Missing,
+    Reading,
+    ReadingOptions,
+    ShardContainer,
+    _parser,
+    main,
+)
 from support.shards import flip, tars, tfrecords, write_tfrecord
 
 from twinfeed.loaders import build_index, open_index
@@ -30,8 +41,23 @@ def test_every_option_has_help() -> None:
         for action in command._actions:
             assert action.help, (name, action.dest)
             assert not action.help.startswith("default"), (name, action.dest)
-            if isinstance(action.default, int) and action.type == "N":
-                assert action.help.endswith(f"; default {action.default}"), (name, action.dest)
+
+
+def test_table_has_the_choices_and_defaults_of_the_library() -> None:
+    index = vars(_parser().parse_args(["index", "a", "--out", "b"]))
+    defaults = {**vars(Reading()), "lists": []}
+    assert {name: index[name] for name in ReadingOptions.__annotations__} == defaults
+    pack = _parser().parse_args(["pack", "a", "b"])
+    assert (pack.shard_bytes, pack.shards, pack.container) == (SHARD_BYTES, 1, "tfrecord")
+    (commands,) = (each for each in _parser()._actions if isinstance(each.choices, dict))
+    for name, option, choices in (
+        ("pack", "--container", get_args(ShardContainer)),
+        ("index", "--container", CONTAINERS),
+        ("index", "--missing", get_args(Missing)),
+        ("compare", "--backends", BACKENDS),
+    ):
+        (action,) = (a for a in commands.choices[name]._actions if option in a.option_strings)
+        assert sorted(action.choices) == sorted(choices), (name, option)
 
 
 def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,14 +19,15 @@ from twinfeed.loaders.feed.collate import collate
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats._protobuf import length_delimited, varint
 from twinfeed.loaders.formats.example import decode_list, encode, locate, parse_sequence
-from twinfeed.loaders.formats.records import Record
+from twinfeed.loaders.formats.records import CONTAINERS, Record
 from twinfeed.loaders.formats.sniff import COMPRESSED, IMAGES
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import arrays, manifest
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.manifest import MANIFEST, VERSION, file_digest, json_digest
-from twinfeed.loaders.index.options import Reading, ReadingOptions
+from twinfeed.loaders.index.options import Missing, Reading, ReadingOptions
+from twinfeed.loaders.packing import SHARD_BYTES, ShardContainer
 from twinfeed.loaders.packing._compressed import decompressed_samples
 from twinfeed.loaders.reading.missing import fill_missing
 from twinfeed.loaders.reading.prefetch.read_plan import (
@@ -45,6 +46,7 @@ from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.checksum import crc32c, masked_crc32c
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
+from twinfeed.loaders.tools.backends import BACKENDS
 from twinfeed.samplers.drawing import prefix_sums
 
 
