@@ -14,7 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -62,8 +62,8 @@ _ShardResult = tuple[int, list[BadRecord], Int64s]
 
 _Decode = Callable[[Sample], object]
 _Check = Callable[[Sequence[Any]], Iterator[_ShardResult]]
-_Records = Iterator[tuple[BadRecord, Record | Sample]]
-"""Good records: where each lies, as a finding without a problem, and its fields."""
+_Good = tuple[int, str | None, Record | Sample]
+"""A good record: its number in the shard, its key and its fields."""
 
 _image_decoder = lru_cache(DecodeImage)
 _unpickle_cached = lru_cache(maxsize=1)(pickle.loads)  # a worker gets the same check many times
@@ -241,24 +241,33 @@ def _check_shards(
     plan: BuildPlan, index: Index | None, decode: _Decode | None, shards: Sequence[Any]
 ) -> Iterator[_ShardResult]:
     """Check shards, given as jobs or as numbers in an index, and yield the result of each."""
-    # Without `decode`, this calls `bool` for each record, in this thread.
-    try_decode, threads = partial(_undecodable, decode or bool), processors() if decode else 1
-    for shard in shards:
-        check = _PlainShard(plan, shard) if index is None else _IndexedShard(plan, index, shard)
-        failed = [f for f in in_order(try_decode, check.records(), threads=threads) if f]
-        findings = failed + check.findings()
-        yield check.num_records, findings, check.good_records(findings)
+    with nullcontext() if index is None else Reader(index) as reader:
+        for shard in shards:
+            check: _PlainShard | _IndexedShard = (
+                _PlainShard(plan, shard)
+                if reader is None
+                else _IndexedShard(plan, reader, shard, wants_samples=decode is not None)
+            )
+            if decode is None:
+                deque(check.records(), maxlen=0)
+                failed = []
+            else:
+                try_decode = partial(_undecodable, decode, check.name)
+                found = in_order(try_decode, check.records(), threads=processors())
+                failed = [finding for finding in found if finding is not None]
+            findings = failed + check.findings()
+            yield check.num_records, findings, check.good_records(findings)
 
 
-def _undecodable(decode: _Decode, read: tuple[BadRecord, Record | Sample]) -> BadRecord | None:
+def _undecodable(decode: _Decode, shard: str, good: _Good) -> BadRecord | None:
     """Decode a record; return the finding if it fails. ImportError is no fault of a record."""
-    finding, sample = read
+    number, key, sample = good
     try:
         decode(sample_of(sample) if isinstance(sample, Record) else sample)
     except ImportError:
         raise
     except Exception as error:
-        return finding._replace(problem=f"it does not decode: {error!r:.300}")
+        return BadRecord(shard, number, key=key, problem=f"it does not decode: {error!r:.300}")
     return None
 
 
@@ -281,14 +290,14 @@ class _PlainShard:
     """
 
     def __init__(self, plan: BuildPlan, job: Job, size: int | None = None) -> None:
-        self.plan, self.job, self.size = plan, job, size
+        self.plan, self.job, self.name, self.size = plan, job, job.shard, size
         self.bad: list[BadRecord] = []
         self.offsets, self.numbers = array("q"), array("q")
         self.num_records = self.headers_checksum = 0
         self.sha256, self.is_readable = "", True
         self.previous_end: int | None = 0
 
-    def records(self) -> _Records:
+    def records(self) -> Iterator[_Good]:
         """Scan the shard, and yield its good records."""
         plan, job = self.plan, self.job
         try:
@@ -305,7 +314,7 @@ class _PlainShard:
                     if plan.options.join:  # other records may lie between the parts of this record
                         for part in record.fields.values():
                             self._add(part.offset, record.number)
-                    yield BadRecord(job.shard, record.number, record.offset, record.key), record
+                    yield record.number, record.key, record
         except (OSError, StaleIndexError) as error:
             self.is_readable = False
             name = getattr(error, "filename", None) if job.entries else None
@@ -362,8 +371,10 @@ class _IndexedShard:
     - `unreadable`: what reading the records has found, by the index of the record.
     """
 
-    def __init__(self, plan: BuildPlan, index: Index, shard: int) -> None:
-        self.index, self.shard, self.name = index, shard, index.shard_paths[shard]
+    def __init__(self, plan: BuildPlan, reader: Reader, shard: int, *, wants_samples: bool) -> None:
+        index, self.wants_samples = reader.index, wants_samples
+        self.reader, self.index, self.shard = reader, index, shard
+        self.name = index.shard_paths[shard]
         stops = index.shard_stops
         self.start, self.stop = int(stops[shard - 1]) if shard else 0, int(stops[shard])
         self.num_records = self.stop - self.start
@@ -373,16 +384,15 @@ class _IndexedShard:
         is_loose = index.container == "files"
         self.scan = None if is_loose else _PlainShard(plan, Job(self.name), size)
 
-    def records(self) -> _Records:
-        """Check the shard, and yield its good records, with the fields that the index has."""
+    def records(self) -> Iterator[_Good]:
+        """Check the shard, and yield the fields of its good records if samples are wanted."""
         if self.scan is not None:
             deque(self.scan.records(), maxlen=0)
             if not self.scan.is_readable:
                 return
             self.numbers = self.scan.numbers_at(self._offsets())
-        with Reader(self.index) as reader:
-            for first in range(self.start, self.stop, _BATCH):
-                yield from self._read(reader, np.arange(first, min(first + _BATCH, self.stop)))
+        for first in range(self.start, self.stop, _BATCH):
+            yield from self._read(np.arange(first, min(first + _BATCH, self.stop)))
 
     def _offsets(self) -> Int64s:
         """Return an offset within each record, the largest of its fields; -1 without fields."""
@@ -393,23 +403,24 @@ class _IndexedShard:
             np.maximum(offsets, found, out=offsets)
         return offsets
 
-    def _read(self, reader: Reader, ids: Int64s) -> _Records:
-        """Read some records together, or one by one if there is an error, and yield the good."""
-        fields, keys = self.index.fields, self.index.keys(ids)
+    def _read(self, ids: Int64s) -> Iterator[_Good]:
+        """Read some records together, or one by one if there is an error."""
+        fields, index = self.index.fields, self.index
         try:
-            values = reader.read_or_none(ids, tuple(fields))
+            values = self.reader.read_or_none(ids, tuple(fields))
         except (LoaderError, OSError) as error:
             for n in range(len(ids)) if len(ids) > 1 else ():
-                yield from self._read(reader, ids[n : n + 1])
+                yield from self._read(ids[n : n + 1])
             if len(ids) == 1:
                 row = int(ids[0]) - self.start
-                self.unreadable[row] = _unreadable(
-                    self.name, int(self.numbers[row]), keys[0], error
-                )
+                self.unreadable[row] = _unreadable(self.name, int(self.numbers[row]), error)
             return
+        if not self.wants_samples:
+            return
+        keys: Sequence[str | None] = index.keys(ids) if index.has_keys else [None] * len(ids)
         for n, number in enumerate(self.numbers[ids - self.start].tolist()):
             sample = {name: values[name][n] for name in fields if values[name][n] is not None}
-            yield BadRecord(self.name, number, key=keys[n]), sample
+            yield number, keys[n], sample
 
     def findings(self) -> list[BadRecord]:
         """Return what is bad, but not a bad record that the index excludes, as it was bad at the
@@ -453,11 +464,11 @@ class _IndexedShard:
         return np.flatnonzero(~is_bad) + self.start
 
 
-def _unreadable(shard: str, number: int, key: str, error: LoaderError | OSError) -> BadRecord:
+def _unreadable(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
     """Return the finding for an error of reading record `number` of a shard."""
     # A file that is missing, or has changed since the indexing, has no good record: its
     # `BadRecord` has the number -1, and names the file.
     if isinstance(error, OSError | StaleIndexError):
         file = error.filename if isinstance(error, OSError) else error.path
         return bad_record(file or shard, error)
-    return bad_record(shard, error)._replace(record=number, key=key)
+    return bad_record(shard, error)._replace(record=number)
