@@ -92,7 +92,7 @@ class Results:
 
         Raises:
             ValueError: a result does not have a row for each id, or has another name, dtype or
-                shape than in the last batch.
+                shape than in the last batch; or no dtype can hold all values of a list.
             TypeError: a masked array, or objects.
             IndexError: an id below -1, or one that is not below the number of sample ids.
         """
@@ -283,12 +283,24 @@ def _as_column(name: str, value: Any) -> Array:
 
 
 def _as_plain_array(name: str, value: Any) -> Array:
-    """Return an array, a tensor on any device, or a list of values as a numpy array."""
+    """Return an array, a tensor on any device, or a list of values as a numpy array.
+
+    numpy gives the values of a list one dtype, which may change a value, such as 1 beside "a", or
+    bytes that end with a zero. So the result is compared with the list.
+    """
+    items = value if isinstance(value, (list, tuple)) else ()
+    if any(isinstance(item, np.ma.MaskedArray) for item in (value, *items)):
+        raise TypeError(f"{name} is masked: fill it, or add values and mask as two results")
     array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
     if array.dtype.hasobject:  # as TensorFlow has for strings
-        array = np.array(array.tolist())
-    if array.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} must be numbers or strings without a mask: fill masked values")
+        items = array.tolist()
+        array = np.array(items)
+    if array.dtype.hasobject:
+        raise TypeError(f"{name} must be numbers or strings, got objects")
+    for kept, original in zip(array.ravel().tolist(), np.array(items, "O").flat, strict=False):
+        item = original.item() if hasattr(original, "item") else original
+        if kept != item and item == item:  # a NaN differs from itself, and is allowed
+            raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
     # numpy's code 2 means a dtype of another package, such as bfloat16 of ml_dtypes, which
     # cannot be saved to a file.
     return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array
