@@ -20,7 +20,7 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.local import LocalFiles, should_coalesce
-from twinfeed.loaders.reading.missing import fill_missing
+from twinfeed.loaders.reading.missing import are_complete, fill_missing
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, Rows, rows_outside_shards
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.remote import RemoteFiles
@@ -114,8 +114,9 @@ class Reader(Closing):
         names = tuple(self.index.fields) if fields is None else checks.names("fields", fields)
         checked_ids = checks.as_ids(ids)
         values = self.read_or_none(checked_ids, names)
-        filled = fill_missing(self.index, checked_ids, values, missing or {})
-        return {name: list(filled[name]) for name in names}
+        if not are_complete(self.index, names, missing or {}):
+            values = fill_missing(self.index, checked_ids, values, missing or {})
+        return {name: list(values[name]) for name in names}
 
     def read_or_none(self, ids: Int64s, names: Sequence[str], /) -> dict[str, Sequence[Any]]:
         """Return a dict from each name to the values of records, in the order of `ids`.
