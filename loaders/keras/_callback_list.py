@@ -14,11 +14,8 @@ from twinfeed.loaders.support.array_types import Array
 class ResumedCallbackList(keras.callbacks.CallbackList):
     """The user's callbacks, then History, then the ResumeCallback, which checkpoints their states.
 
-    - Before the first epoch of a resumed `fit`, the states of the callbacks are restored: after
-      their `on_train_begin`, which in some callbacks resets everything.
-    - Schedulers derive the rate of an epoch from the current rate. So the rate that was set when
-      the epoch started is restored before them, and the saved rate of mid-epoch after them.
-    - Batches are numbered within the whole epoch, also after a resume in mid-epoch.
+    Before the first epoch of a resumed `fit`, and after `on_train_begin`, which resets some
+    callbacks, their states are restored. Batches are numbered within the whole epoch.
     """
 
     def __init__(
@@ -41,10 +38,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         )
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the values of callbacks, learning rates and metrics, for a checkpoint.
-
-        `step` is the step of the epoch. At step 0, metrics are reset and need not be saved.
-        """
+        """Return the values of callbacks, learning rates and metrics, which are reset at step 0."""
         return {
             "callbacks": _callback_states.get_states(self.user_callbacks),
             "rates": self._epoch_rates,
@@ -54,9 +48,8 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Call the callbacks' `on_epoch_begin`; in a resumed `fit`, first restore their states.
 
-        If the epoch was saved in its middle, the metrics and learning rates of the checkpoint are
-        kept. But a scheduler changes the rate at the start of an epoch, and must not change it
-        twice. So it gets the rate with which the epoch had started, and the rate of the checkpoint
+        A scheduler changes the rate at the start of an epoch, and must not change it twice. So in
+        mid-epoch it gets the rate with which the epoch had started, and the rate of the checkpoint
         is set again after it. For example, a scheduler has halved the rate from 8 to 4, and another
         callback has set 3 within the epoch.
         """
@@ -80,11 +73,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         super().on_train_batch_end(batch + self._resume._first_step, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Call the callbacks' `on_train_end`.
-
-        A run may be resumed after its last epoch. Then no epoch starts, and `on_epoch_begin` cannot
-        restore the callbacks' states. So this restores them.
-        """
+        """Call the callbacks' `on_train_end`, and restore their states if no epoch has started."""
         self._restore_callbacks()
         super().on_train_end(logs)
 

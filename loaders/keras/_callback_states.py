@@ -54,34 +54,29 @@ def clear_early_stop(callbacks: Iterable[Any]) -> None:
 def unrestorable_callbacks(callbacks: Iterable[Any]) -> list[str]:
     """Return the names of the callbacks whose state cannot be saved and restored.
 
-    The state of a callback can be restored in two cases: the callback has the methods `get_state`
-    and `set_state`, or it is one of Keras's own callbacks, such as EarlyStopping, whose attributes
-    are known. A subclass of EarlyStopping may have more attributes, so it needs the two methods.
+    It can be for those with `get_state` and `set_state`, and for Keras's own, but not for their
+    subclasses, which may have more attributes.
     """
-    return [
-        name
-        for name, callback in _by_name(callbacks).items()
-        if not (_has_state_methods(callback) or _can_resume_keras_callback(callback))
-    ]
+
+    def is_restorable(callback: Any) -> bool:
+        # CSVLogger(append=False) empties its file when `fit` begins.
+        is_own = _is_of_keras(type(callback)) and getattr(callback, "append", True)
+        return is_own or _has_state_methods(callback)
+
+    return [name for name, one in _by_name(callbacks).items() if not is_restorable(one)]
 
 
 def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
-    """Return whether an EarlyStopping callback ended the saved run, and would end it again.
-
-    It would not if its `patience` has been raised since. `saved` has the callbacks' states by name.
-    """
-    for name, callback in _by_name(callbacks).items():
-        state = saved.get(name, {}).get("attributes", {})
-        if state.get("stopped_epoch") and state["wait"] >= callback.patience:
-            return True
-    return False
+    """Return whether an EarlyStopping callback ended the saved run, and would end it again."""
+    return any(
+        state.get("stopped_epoch") and state["wait"] >= callback.patience
+        for name, callback in _by_name(callbacks).items()
+        if (state := saved.get(name, {}).get("attributes"))
+    )
 
 
 def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return callbacks by a unique name: the class and what it monitors, numbered if repeated.
-
-    For example "EarlyStopping(val_loss)", "MyCallback" and "MyCallback 2".
-    """
+    """Return callbacks by name, such as "EarlyStopping(loss)", "Mine" and "Mine 2"."""
     counts: Counter[str] = Counter()
     named: dict[str, Any] = {}
     for callback in callbacks:
@@ -93,11 +88,7 @@ def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def _state_of(callback: Any) -> dict[str, Any]:
-    """Return the state to save of a callback.
-
-    "attributes" has the values that change in a callback of Keras, "own" what its `get_state`
-    returns. A callback without either has an empty state.
-    """
+    """Return the state to save of a callback: its changing attributes, and its own `get_state`."""
     state: dict[str, Any] = {}
     if names := _attributes_to_save(callback):
         state["attributes"] = {name: getattr(callback, name, None) for name in names}
@@ -107,28 +98,15 @@ def _state_of(callback: Any) -> dict[str, Any]:
 
 
 def _attributes_to_save(callback: Any) -> tuple[str, ...] | None:
-    """Return the names of the attributes that are saved for a callback.
-
-    They are known for Keras's own callbacks, such as EarlyStopping, and hold for their subclasses
-    too. For other callbacks, None is returned.
-    """
-    for base in type(callback).__mro__:
-        if _is_of_keras(base) and base.__name__ in _CHANGING_ATTRIBUTES:
-            return _CHANGING_ATTRIBUTES[base.__name__]
-    return None
-
-
-def _can_resume_keras_callback(callback: Any) -> bool:
-    """Return whether a callback is one of Keras's own, not a subclass, that can be resumed.
-
-    CSVLogger(append=False) cannot: it empties its file when `fit` begins.
-    """
-    appends = bool(getattr(callback, "append", True))
-    return appends and _is_of_keras(type(callback)) and _attributes_to_save(callback) is not None
+    """Return the attributes to save of a callback of Keras or of its subclass; else None."""
+    own = (base for base in type(callback).__mro__ if _is_of_keras(base))
+    return next((_CHANGING_ATTRIBUTES[base.__name__] for base in own), None)
 
 
 def _is_of_keras(class_: type) -> bool:
-    return class_.__module__.partition(".")[0] == "keras"
+    """Return whether a class is one of Keras's callbacks, whose attributes are known."""
+    is_own = class_.__module__.partition(".")[0] == "keras"
+    return is_own and class_.__name__ in _CHANGING_ATTRIBUTES
 
 
 def _has_state_methods(callback: Any) -> bool:

@@ -1,12 +1,13 @@
 """The checkpoints of a run: files, written atomically; all but the last two are deleted.
 
 Each is a file of weights, as Keras writes it (HDF5), with two additions: a group that has the state
-of the run, and, after the end of the HDF5, a mark and the checksum of all bytes before the mark.
+of the run, and, after the end of the HDF5, the checksum of all bytes before it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,18 +17,19 @@ import h5py
 import numpy as np
 
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import fsync_path
+from twinfeed.loaders.support.atomic import new_file
 from twinfeed.loaders.support.checksum import crc32c
 
-VERSION = 4
+VERSION = 5
+
+ADVISE_NEW_RUN = "start a new run in another folder"
 
 _NUM_CHECKPOINTS = 2
-_NAME = re.compile(r"\d+-epoch\d+-step\d+\.weights\.h5")
+_NAME = re.compile(r"\d{6,}-epoch\d+-step\d+\.weights\.h5")
 _UNFINISHED = ".unfinished.weights.h5"  # Keras demands the suffix
 _GROUP = "twinfeed.state"  # not the path of any weight: names of attributes have no dot
 _ARRAY = "twinfeed.array"
-_MARK = b"twinfeed"
-_END_BYTES = len(_MARK) + 4  # the mark and the checksum
+_CHECKSUM_BYTES = 4
 
 
 class Checkpoint(NamedTuple):
@@ -38,12 +40,7 @@ class Checkpoint(NamedTuple):
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
-    """Read and return the last checkpoint in a folder, or None if there is none.
-
-    Raises:
-        OSError: the checkpoint is damaged.
-        ValueError: another version of twinfeed wrote the checkpoint.
-    """
+    """Read and return the last checkpoint in a folder, or None if there is none."""
     files = _files(folder)
     return _read(files[-1]) if files else None
 
@@ -51,37 +48,27 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
 def write(folder: Path, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Path:
     """Write a checkpoint, delete all but the last two, and return the file of the new one.
 
-    It is written under a hidden name, and renamed when all its bytes are on the disk. A file
-    without the mark of this library is never deleted, whatever its name.
-
-    Args:
-        folder: the folder of the checkpoints.
-        state: the state of the run.
-        save_weights: a function that writes the weights of the model to a file.
+    `save_weights` writes the weights of the model to a file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    number = max(map(_number_of, _files(folder)), default=0) + 1
-    name = "{:06}-epoch{epoch}-step{step}.weights.h5".format(number, **state["loader"])
-    unfinished, file = folder / _UNFINISHED, folder / name
+    files = _files(folder)
+    number = _number_of(files[-1]) + 1 if files else 1
+    file = folder / "{:06}-epoch{epoch}-step{step}.weights.h5".format(number, **state["loader"])
+    unfinished = folder / _UNFINISHED
     unfinished.unlink(missing_ok=True)  # of a killed process; or a link, which is not followed
-    try:
+    with new_file(file, unfinished) as out:
         save_weights(unfinished)
         _add_state(unfinished, state)
-        fsync_path(unfinished)
-        unfinished.rename(file)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    fsync_path(folder)
-    for old in filter(_is_own, _files(folder)[:-_NUM_CHECKPOINTS]):
+        size = out.seek(0, os.SEEK_END)
+        out.write(_checksum(unfinished, size))
+    for old in files[: 1 - _NUM_CHECKPOINTS]:
         old.unlink()
     return file
 
 
 def _files(folder: Path) -> list[Path]:
     """Return the files of the checkpoints in a folder, from the oldest to the newest."""
-    entries = folder.iterdir() if folder.is_dir() else ()
-    files = [file for file in entries if _NAME.fullmatch(file.name) and file.is_file()]
+    files = [file for file in folder.glob("*.weights.h5") if _NAME.fullmatch(file.name)]
     return sorted(files, key=_number_of)
 
 
@@ -91,7 +78,7 @@ def _number_of(file: Path) -> int:
 
 
 def _add_state(file: Path, state: dict[str, Any]) -> None:
-    """Add the state of a run to a file of weights, then the mark and the checksum of all bytes.
+    """Add the state of a run to a file of weights.
 
     The state {"rates": [r, s]} with arrays r and s becomes the JSON
     {"rates": [{"twinfeed.array": 0}, {"twinfeed.array": 1}]} and the arrays "0" and "1".
@@ -103,14 +90,15 @@ def _add_state(file: Path, state: dict[str, Any]) -> None:
         group["state"] = json.dumps({"version": VERSION, **saved})
         for number, array in enumerate(arrays):
             group[str(number)] = array
-    end = _MARK + _checksum(file, file.stat().st_size)
-    with file.open("ab") as out:
-        out.write(end)
 
 
 def _read(file: Path) -> Checkpoint:
     """Read a checkpoint, without its weights."""
-    if _end(file) != _MARK + _checksum(file, file.stat().st_size - _END_BYTES):
+    size = max(0, file.stat().st_size - _CHECKSUM_BYTES)
+    with file.open("rb") as data:
+        data.seek(size)
+        is_whole = data.read() == _checksum(file, size)
+    if not is_whole:
         raise OSError(
             f"{file}: this checkpoint cannot be read, since its checksum is wrong: delete the "
             f"file; if there is a previous checkpoint, the next run restores that one"
@@ -125,21 +113,9 @@ def _read(file: Path) -> Checkpoint:
     if state["version"] != VERSION:
         raise ValueError(
             f"{file}: this checkpoint is of version {state['version']}, and this twinfeed reads "
-            f"version {VERSION}: start a new run with restart=True"
+            f"version {VERSION}: {ADVISE_NEW_RUN}"
         )
     return Checkpoint(file, state)
-
-
-def _is_own(file: Path) -> bool:
-    """Return whether this library has written a file, and may delete it."""
-    return not file.is_symlink() and _end(file).startswith(_MARK)
-
-
-def _end(file: Path) -> bytes:
-    """Return the last bytes of a file, which are the mark and the checksum in a checkpoint."""
-    with file.open("rb") as data:
-        data.seek(max(0, file.stat().st_size - _END_BYTES))
-        return data.read()
 
 
 def _checksum(file: Path, size: int) -> bytes:
@@ -148,16 +124,14 @@ def _checksum(file: Path, size: int) -> bytes:
     with file.open("rb") as data:
         while part := data.read(max(0, min(size - data.tell(), 1 << 20))):  # 1 MiB at a time
             checksum = crc32c(part, checksum)
-    return checksum.to_bytes(4, "little")
+    return checksum.to_bytes(_CHECKSUM_BYTES, "little")
 
 
 def _to_json(value: Any, arrays: list[Array], where: str) -> Any:
-    """Return a value that JSON can hold: each array becomes {"twinfeed.array": its index}.
+    """Return a value that JSON can hold, and append its arrays to `arrays`.
 
-    The arrays are appended to the list `arrays`. `where` says in the error which value it is.
-
-    Raises:
-        TypeError: a value cannot be saved.
+    An array becomes {"twinfeed.array": its index}. `where` says in the error which value cannot be
+    saved.
     """
     if isinstance(value, np.generic):
         return value.item()

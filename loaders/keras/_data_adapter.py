@@ -17,11 +17,6 @@ class LoaderDataAdapter(PyDatasetAdapter):
     """Give Keras the batches of a loader, from its position to the end of the epoch.
 
     Keras would always request the batches of a whole epoch from a plain `PyDataset`.
-
-    Args:
-        loader: its batches are trained on.
-        arrange: a function that makes inputs and targets of a batch.
-        weights: the `class_weight` of `fit`, or None.
     """
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any], weights: Any) -> None:
@@ -40,10 +35,7 @@ class LoaderDataAdapter(PyDatasetAdapter):
 
 
 class _BatchesByStep(keras.utils.PyDataset):
-    """Batches of an epoch by step, from which Keras on TensorFlow infers their shapes.
-
-    Nothing is trained on them, so reading them does not move the loader's position.
-    """
+    """Batches by step, from which Keras on TensorFlow infers their shapes, without training."""
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any]) -> None:
         super().__init__()

@@ -25,12 +25,7 @@ def check_model(model: object) -> keras.Model:
 
 
 def optimizer_of(model: keras.Model) -> Any:
-    """Return the optimizer of a model, after building its variables if they are not built yet.
-
-    Raises:
-        TypeError: not a model of Keras 3.
-        ValueError: a model that is not compiled.
-    """
+    """Return the optimizer of a compiled model, whose variables are built if they are not yet."""
     optimizer = getattr(check_model(model), "optimizer", None)
     if optimizer is None:
         raise ValueError("the model must be compiled before restore, which loads its optimizer")
@@ -44,8 +39,7 @@ def optimizer_of(model: keras.Model) -> Any:
 def describe_optimizer(optimizer: Any) -> str:
     """Return the class of an optimizer and the number of its variables, as in "Adam(6 variables)".
 
-    Checkpoints are compared by this text, since Keras only warns if the variables of another
-    optimizer are loaded. An optimizer that contains others is described with them.
+    Keras only warns if the variables of another optimizer are loaded.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = getattr(optimizer, "optimizers", ()) if inner is None else (inner,)
@@ -54,15 +48,16 @@ def describe_optimizer(optimizer: Any) -> str:
 
 
 def describe(model: keras.Model) -> list[list[str]]:
-    """Return the path and the shape of each weight, then the optimizer, to be saved as JSON."""
+    """Return the path and the shape of each weight, the optimizer, and the random states."""
     shapes = [[weight.path, str(tuple(weight.shape))] for weight in model.weights]
-    return [*shapes, ["optimizer", describe_optimizer(optimizer_of(model))]]
+    random = ["random layers", f"of {len(random_states(model))} states"]
+    return [*shapes, ["optimizer", describe_optimizer(optimizer_of(model))], random]
 
 
 def first_difference(model: keras.Model, saved: Sequence[Sequence[str]]) -> str:
     """Return the first difference between a model and the saved description of one, or "".
 
-    Paths are not compared: in a second model of one process, Keras gives layers other names.
+    Paths are not compared: Keras gives layers other names in a second model of one process.
     """
     # If one has more weights, its next weight is compared with the optimizer of the other.
     for (path, here), (saved_path, there) in zip(describe(model), saved, strict=False):
@@ -72,10 +67,7 @@ def first_difference(model: keras.Model, saved: Sequence[Sequence[str]]) -> str:
 
 
 def learning_rates(optimizer: Any) -> list[keras.Variable]:
-    """Return the learning rates of an optimizer, or of those it contains, that callbacks may set.
-
-    A schedule is left out: it computes the rate from the step.
-    """
+    """Return the learning rates, of an optimizer or of those it contains, that are no schedules."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     rates = [part.learning_rate for part in getattr(optimizer, "optimizers", (optimizer,))]
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
@@ -92,20 +84,15 @@ def to_numpy(variables: Iterable[Any]) -> list[Array]:
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
 
-def assign(variables: Sequence[keras.Variable], saved: Sequence[Any]) -> bool:
-    """Assign a saved value to each variable; return False if there are more or fewer values."""
-    if len(variables) != len(saved):
-        return False
-    for variable, value in zip(variables, saved, strict=True):
-        variable.assign(value)
-    return True
+def assign(variables: Sequence[keras.Variable], saved: Sequence[Any]) -> None:
+    """Assign a saved value to each variable, unless there are more or fewer values."""
+    if len(variables) == len(saved):
+        for variable, value in zip(variables, saved, strict=True):
+            variable.assign(value)
 
 
 def is_finite(model: keras.Model, logs: dict[str, Any] | None) -> bool:
-    """Return whether the loss in `logs` and all trainable weights are finite numbers.
-
-    A step with a finite loss may already have made a weight infinite or NaN.
-    """
+    """Return whether the loss in `logs` and all trainable weights are finite numbers."""
     if not math.isfinite((logs or {}).get("loss", 0.0)):
         return False
     weights = model.trainable_variables

@@ -12,7 +12,7 @@ import keras
 
 from twinfeed.loaders.keras import _callback_states, _fit_arguments, _model
 from twinfeed.loaders.keras._callback_list import ResumedCallbackList
-from twinfeed.loaders.keras._checkpoints import Checkpoint, last_checkpoint, write
+from twinfeed.loaders.keras._checkpoints import ADVISE_NEW_RUN, Checkpoint, last_checkpoint, write
 from twinfeed.loaders.keras._data_adapter import LoaderDataAdapter
 from twinfeed.loaders.keras._model import check_model
 from twinfeed.loaders.loop.adapter import adapter_of
@@ -57,13 +57,11 @@ class ResumeCallback(keras.callbacks.Callback):
 
     Args:
         loader: its batches are trained on.
-        folder: the folder of the checkpoints.
+        folder: the folder of the checkpoints of one run; for a new run, name another folder.
         save_freq: the number of batches after which another checkpoint is written. With "epoch",
             Keras's default, as with None, none is written within an epoch.
         order: `"unchecked"` says that each element is the next batch of the loader, where the
             callback cannot check this.
-        restart: start a new run, and keep the checkpoints that the folder has. Otherwise a folder
-            that has a checkpoint is refused unless the checkpoint is restored.
 
     Raises:
         TypeError: `loader` is not a loader, but a feed for example.
@@ -94,10 +92,11 @@ class ResumeCallback(keras.callbacks.Callback):
         *,
         save_freq: int | Literal["epoch"] | None = None,
         order: Order | None = None,
-        restart: bool = False,
     ) -> None:
         super().__init__()
-        _fit_arguments.check_loader(loader)
+        if not isinstance(loader, Loader):
+            found = validate.a_type(loader)
+            raise TypeError(f"loader must be a loader, as in TensorFlowLoader(feed), got {found}")
         self.loader, self._adapter = loader, adapter_of(loader)
         self.folder = Path(folder)
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
@@ -107,7 +106,6 @@ class ResumeCallback(keras.callbacks.Callback):
         self.save_freq: int | None = None
         if save_freq is not None and save_freq != "epoch":
             self.save_freq = validate.integer("save_freq", save_freq, minimum=1)
-        self.restart = validate.flag("restart", restart)
         self._last_file: Path | None = None  # the last checkpoint that was written or restored
         self._has_unsaved_batches = False  # batches were trained on since the last checkpoint
         self._warned_not_finite = False
@@ -137,8 +135,6 @@ class ResumeCallback(keras.callbacks.Callback):
         A run that `EarlyStopping` has ended stays ended, unless its patience is raised. A run that
         another callback stopped, for example before a time limit, is resumed.
 
-        Warns if `validation_data` is a loader that has another order of classes.
-
         Args:
             model: compiled.
             arrange: the names of two or three fields, such as `("image", "label")`; or a function
@@ -166,7 +162,7 @@ class ResumeCallback(keras.callbacks.Callback):
         """
         epochs = validate.integer("epochs", epochs, minimum=0)
         arrange = _fit_arguments.resolve_arrange(arrange)
-        _fit_arguments.check_options(self.loader, options, arrange)
+        _fit_arguments.check_options(options, arrange)
         callbacks = _fit_arguments.check_callbacks(callbacks, self)
         data = _fit_data(self.loader, arrange, check_model(model), options.get("class_weight"))
         if isinstance(options.get("validation_data"), Loader):
@@ -176,8 +172,10 @@ class ResumeCallback(keras.callbacks.Callback):
         state = self._restore_last_checkpoint(model, arrange)
         stopped = _callback_states.stopped_early(callbacks, state.get("callbacks", {}))
         ended = self.loader.epoch >= epochs or stopped
-        if verbose and state:
-            self._print_position(epochs, ended=ended)
+        if verbose and state and ended:
+            print(f"{self.folder}: already trained {self.loader.epoch} of {epochs} epochs")
+        elif verbose and state:
+            print(f"resuming {self.folder} at epoch {self.loader.epoch}, step {self.loader.step}")
         self._callbacks = ResumedCallbackList(
             self, callbacks, state, model=model, verbose=verbose, epochs=epochs
         )
@@ -218,53 +216,33 @@ class ResumeCallback(keras.callbacks.Callback):
             self._adapter.check_state(state["loader"])
         except (TypeError, ValueError) as error:  # StateMismatchError is a ValueError
             raise StateMismatchError(
-                f"{error}\nthe checkpoint is {checkpoint.file}: start a new run with "
-                f"restart=True of ResumeCallback"
+                f"{error}\nthe checkpoint is {checkpoint.file}: {ADVISE_NEW_RUN}"
             ) from None
         if difference := _model.first_difference(model, state["model"]):
             raise ValueError(
-                f"{checkpoint.file} is of another model: {difference}: start a new run with "
-                f"restart=True"
+                f"{checkpoint.file} is of another model: {difference}: {ADVISE_NEW_RUN}"
             )
-        try:
-            model.load_weights(checkpoint.file)
-        except ValueError as error:
-            raise ValueError(
-                f"{checkpoint.file} is of another model: start a new run with restart=True: {error}"
-            ) from error
-        if not _model.assign(_model.random_states(model), state["random"]):
-            warnings.warn(
-                f"{checkpoint.file} is of a model with {len(state['random'])} states of random "
-                f"layers, and this model has more or fewer: they are not restored",
-                stacklevel=2,
-            )
+        model.load_weights(checkpoint.file)
+        _model.assign(_model.random_states(model), state["random"])
         self.loader.load_state_dict(state["loader"])
         self._last_file = checkpoint.file
         self._has_unsaved_batches = False
         self._start_tracking()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuse a `fit` that would train in an unknown order, or without the last checkpoint.
-
-        Raises:
-            ValueError: the user has called `model.fit` with this callback, and has not said by
-                `order="unchecked"` that the dataset has the loader's batches in order.
-            ValueError: the folder has a checkpoint that was not restored, and `restart` is False.
-        """
+        """Refuse a `model.fit` in an unknown order of batches, or without the last checkpoint."""
         # `ResumeCallback.fit` checks the dataset itself, and sets `_callbacks`. In `model.fit`, a
-        # callback cannot see the dataset, and `_callbacks` is None. `order` is the argument of
-        # `ResumeCallback`: "unchecked" if the user vouches for the order of the batches, or None.
+        # callback cannot see the dataset.
         if self._callbacks is None and self.order is None:
             raise ValueError(
                 "ResumeCallback cannot check the dataset of model.fit: train by "
                 "resume.fit(model, dataset), or say order='unchecked'"
             )
-        must_restore = self._last_file is None and not self.restart
-        unrestored = last_checkpoint(self.folder) if must_restore else None
+        unrestored = last_checkpoint(self.folder) if self._last_file is None else None
         if unrestored is not None:
             raise ValueError(
                 f"{unrestored.file} is a checkpoint that was not restored: call restore(model) "
-                f"before fit, or start a new run with restart=True"
+                f"before fit, or {ADVISE_NEW_RUN}"
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -356,14 +334,10 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(None)
 
     def _start_tracking(self) -> None:
-        """Let this callback set the loader's position from now on, batch by batch.
+        """Let this callback set the loader's position, batch by batch, until `on_train_end`.
 
-        Without it, the loader would move to the next epoch whenever an iteration over its dataset
-        ends, though `fit` reads batches ahead and has not trained on all of them. This callback
-        counts the batches that were trained on, from the loader's current epoch and step.
-
-        It is called before `fit` starts, since `fit` may first read a batch only to infer its
-        shapes (under a `tf.distribute` strategy). `on_train_end` undoes it.
+        It counts what was trained on, since `fit` reads ahead, from the loader's position. It is
+        called before `fit`, which may first read a batch only to infer its shapes.
         """
         self._epoch, self._first_step = self.loader.epoch, self.loader.step
         self._step = self._first_step
@@ -372,14 +346,18 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader.run.track_from(self._epoch, self._first_step)
 
     def _save(self, logs: dict[str, Any] | None) -> None:
-        """Write a checkpoint, if batches were trained on since the last one.
-
-        Nothing is saved if the loss or a weight is not finite; a warning says so.
-        """
+        """Write a checkpoint if batches were trained on since the last, and numbers are finite."""
         if not self._has_unsaved_batches:
             return
         if not _model.is_finite(self.model, logs):
-            self._warn_not_finite()
+            if not self._warned_not_finite:
+                self._warned_not_finite = True
+                warnings.warn(
+                    f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step},"
+                    f" so nothing is saved; the last checkpoint is {self._last_file}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             return
         position = self.loader.state_at(self._epoch, self._step)
         # The states of the other callbacks, the learning rates at the start of the epoch, and the
@@ -396,29 +374,12 @@ class ResumeCallback(keras.callbacks.Callback):
         self._last_file = write(self.folder, state, self.model.save_weights)
         self._has_unsaved_batches = self._warned_not_finite = False
 
-    def _warn_not_finite(self) -> None:
-        """Warn that nothing is saved. No second warning comes before the next checkpoint."""
-        if self._warned_not_finite:
-            return
-        self._warned_not_finite = True
-        warnings.warn(
-            f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}, so "
-            f"nothing is saved; the last checkpoint is {self._last_file}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
     def _restore_last_checkpoint(self, model: keras.Model, arrange: Any) -> dict[str, Any]:
         """Restore the last checkpoint of this run into a model, and return its state, or {}.
 
-        Only variables that exist can be restored. Keras creates some of them when it sees the first
-        batch; if they are missing, a batch is evaluated first, to create them. `arrange` is a
-        function from a batch to (inputs, targets), or a dataset of them.
+        Keras creates some variables when it sees the first batch. If they are missing, a batch is
+        evaluated first, as only variables that exist can be restored.
         """
-        # `restart=True` starts a new run: the checkpoints in the folder are ignored until this
-        # object itself has saved or restored one.
-        if self.restart and self._last_file is None:
-            return {}
         checkpoint = last_checkpoint(self.folder)
         if checkpoint is None:
             return {}
@@ -426,46 +387,24 @@ class ResumeCallback(keras.callbacks.Callback):
         # epoch. `fit` creates the metrics' variables only later, in its first step. An exception is
         # a model under a `tf.distribute` strategy: there it creates them before the epoch.
         misses_metrics = len(model.metrics_variables) < len(checkpoint.state["metrics"])
-        if not model.built or (misses_metrics and not _has_strategy(model)):
+        has_strategy = getattr(model, "_distribute_strategy", None) is not None
+        if not model.built or (misses_metrics and not has_strategy):
             data = _fit_data(self.loader, arrange, None)
             with self.loader.run.peek():  # reading does not move the loader's position
                 model.evaluate(data, steps=1, verbose=0)  # creates the variables
         self._restore(model, checkpoint)
         return checkpoint.state
 
-    def _print_position(self, epochs: int, *, ended: bool) -> None:
-        """Print the position from which a run is resumed, or that all epochs were trained."""
-        if ended:
-            print(f"{self.folder}: already trained {self.loader.epoch} of {epochs} epochs")
-        else:
-            print(f"resuming {self.folder} at epoch {self.loader.epoch}, step {self.loader.step}")
-
 
 def _fit_data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
     """Return the inputs and targets of a loader's batches, in a form that Keras's `fit` accepts.
 
-    There are three cases:
-
-    1. The user has made a dataset of (inputs, targets) and passes it as `arrange`: return it.
-    2. The loader is of a framework with datasets, such as TensorFlow: apply the function `arrange`
-       to the loader's dataset by `map`.
-    3. Otherwise return a data adapter, Keras's class for all other kinds of data. It applies the
-       function `arrange` to each batch.
-
-    Args:
-        loader: its batches are trained or validated on.
-        arrange: a function from a batch to (inputs, targets), or a dataset of such pairs.
-        model: the model to train, whose `tf.distribute` strategy may divide batches; or None, if
-            they are not to be divided.
-        weights: the `class_weight` of `fit`.
+    A dataset of (inputs, targets) that the user has made stays as it is. If the framework has
+    datasets, `arrange` is mapped over the loader's. Otherwise a data adapter, Keras's class for
+    other kinds of data, applies `arrange` to each batch.
     """
     # The adapter of the loader's framework returns None if the framework has no datasets.
     dataset = adapter_of(loader).dataset(keras.config.backend(), arrange, model)
     if dataset is not None:
         return dataset
     return LoaderDataAdapter(loader, arrange, weights) if callable(arrange) else arrange
-
-
-def _has_strategy(model: keras.Model) -> bool:
-    """Return whether a model is distributed by a `tf.distribute` strategy."""
-    return getattr(model, "_distribute_strategy", None) is not None

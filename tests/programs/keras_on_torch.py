@@ -2,7 +2,6 @@
 
 import json
 import sys
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from support.torch_feeds import RECORDS, lengths, pack_words
 from torch.utils.data import DataLoader
 
-from twinfeed.loaders import Feed, Index, pack
+from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
@@ -120,21 +119,6 @@ def resumes_by_fit(index: Index, folder: Path, expected: list[list[int]]) -> Non
     assert (whole[2], resumed[2], again[2]) == (expected, expected[7:], [])
 
 
-def warns_of_class_numbers(folder: Path) -> None:
-    """Warn of classes that have other numbers in the validation."""
-
-    def of(names: list[str]) -> TorchLoader:
-        samples = [{"word": b"x", "label": name} for name in names]
-        index = pack(samples, folder / names[1])["data"]
-        return loader(index, BatchSampler(RandomSampler(2, seed=0), batch_size=2))
-
-    resume = ResumeCallback(of(["cat", "dog"]), folder / "saved")
-    validation = of(["cat", "owl"])
-    with warnings.catch_warnings(record=True) as caught:
-        resume.fit(model(built=True)[0], pairs, validation_data=validation, verbose=0)
-    assert any("class 1 is 'dog' in the training and 'owl'" in str(one.message) for one in caught)
-
-
 def plain(index: Index, workers: int, batch_size: int) -> list[int]:
     """Return the epochs that `fit` trains from a plain DataLoader."""
     sampler = BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=batch_size)
@@ -177,7 +161,6 @@ def main(folder: Path) -> None:
     resumes(index, folder / "saved", expected)
     looks(index, folder / "looks", expected)
     resumes_by_fit(index, folder / "fit", expected)
-    warns_of_class_numbers(folder / "classes")
     assert plain(index, workers=0, batch_size=5) == [0, 1, 2]
     # As docs/trainers.md says: the workers draw the whole of a short epoch in a pass not used.
     assert plain(index, workers=2, batch_size=12) == [1, 3, 5]

@@ -29,14 +29,11 @@ pytestmark = [
 ]
 
 
-def train(
-    folder: Path, network: keras.Model, *callbacks: Any, restore: bool = True, **options: Any
-) -> TensorFlowLoader:
+def train(folder: Path, network: keras.Model, *callbacks: Any, **options: Any) -> TensorFlowLoader:
     """Train two epochs with `model.fit`."""
     one = made()
     resume = ResumeCallback(one, folder, order="unchecked", **options)
-    if restore:
-        resume.restore(network)
+    resume.restore(network)
     network.fit(
         one.dataset.map(pairs),
         initial_epoch=one.epoch,
@@ -98,18 +95,18 @@ def test_save_is_synced_before_rename(tmp_path: Path, monkeypatch: pytest.Monkey
     """Where the machine loses power, too: weights and state are synced, and then renamed."""
     resume = ResumeCallback(made(), tmp_path)
     done: list[str] = []
-    sync, rename = os.fsync, Path.rename
+    sync, rename = os.fsync, os.replace
 
     def syncing(fd: int) -> None:
         done.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
         sync(fd)
 
-    def renaming(self: Path, target: Path) -> Path:
-        done.append(f"{self.name} -> {target.name}")
-        return rename(self, target)
+    def renaming(source: Path, target: Path) -> None:
+        done.append(f"{source.name} -> {target.name}")
+        rename(source, target)
 
     monkeypatch.setattr(os, "fsync", syncing)
-    monkeypatch.setattr(Path, "rename", renaming)
+    monkeypatch.setattr(os, "replace", renaming)
     resume.fit(model(), pairs, verbose=0)
     rename_first = f"{UNFINISHED} -> 000001-epoch1-step0.weights.h5"
     assert done == [UNFINISHED, rename_first, tmp_path.name]
@@ -193,7 +190,9 @@ def test_save_of_another_version_is_refused(
     with monkeypatch.context() as newer:
         newer.setattr(_checkpoints, "VERSION", 99)
         ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=0)
-    with pytest.raises(ValueError, match=r"epoch1.* is of version 99, .* version 4: .* restart"):
+    with pytest.raises(
+        ValueError, match=r"epoch1.* of version 99, .* version 5: .* another folder"
+    ):
         ResumeCallback(made(), tmp_path).restore(model())
 
 
@@ -268,26 +267,16 @@ def test_nothing_is_saved_while_the_loss_is_infinite(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_restarted_run_keeps_save_that_was_not_restored(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, model(), Interrupt(5), save_freq=3)
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, model(), Interrupt(3), save_freq=2, restore=False, restart=True)
-    assert names(tmp_path) == ["000001-epoch0-step3", "000002-epoch0-step2"]
-    one = made()
-    assert ResumeCallback(one, tmp_path).restore(model())
-    assert one.step == 2
-
-
-def test_fit_with_restart_starts_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside an ended run, and then goes on from its own saves. Progress is shown as by `fit`."""
-    ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=0)
+def test_fit_again_goes_on_from_its_own_saves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Progress is shown as by `fit`."""
+    resume = ResumeCallback(made(), tmp_path)
+    resume.fit(model(), pairs, verbose=0)
     assert capsys.readouterr().out == ""
-    resume = ResumeCallback(made(), tmp_path, restart=True)
-    resume.fit(model(), pairs, verbose=2)
+    assert resume.fit(model(), pairs, epochs=2, verbose=2).epoch == [0, 1]
     assert "8/8" in capsys.readouterr().out
-    assert resume.fit(model(), pairs, epochs=2, verbose=0).epoch == [0, 1]
-    assert names(tmp_path) == ["000002-epoch1-step0", "000003-epoch2-step0"]
+    assert names(tmp_path) == ["000001-epoch1-step0", "000002-epoch2-step0"]
 
 
 class Own(keras.callbacks.Callback):
