@@ -91,21 +91,13 @@ class JaxLoader(ThreadedLoader[B]):
     def _start_pass(
         self, epoch: int, start: int
     ) -> Prefetcher[Batch] | Generator[Batch, None, None]:
-        """Start to make the batches of an epoch, from step `start` on, as global arrays.
-
-        Raises:
-            ValueError: several processes make parts of each batch, and the length of a field may
-                differ between them.
-        """
+        """Start to make the batches of an epoch, from step `start` on, as global arrays."""
         if self._num_parts > 1:
             self._check_equal_lengths()
         return self._prefetched(self._batches(epoch, start, self._to_devices))
 
     def _check_equal_lengths(self) -> None:
-        """Raise ValueError if the length of a field may differ between the processes.
-
-        The parts that the processes make of a global array must have the same shape.
-        """
+        """Raise ValueError if the length of a field may differ between the processes."""
         # The shape and dtype of each field of a sample, where a length that differs is None; and
         # how each field is collated.
         spec, collate = recipe_of(self.feed).shapes
@@ -130,7 +122,7 @@ class JaxLoader(ThreadedLoader[B]):
     def _global_array(self, name: str, rows: Array) -> jax.Array:
         """Return a global array, of which each process gives its own `rows`.
 
-        It may share the memory of `rows`, which must not change any more.
+        It may share the memory of `rows`.
         """
         dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
         if dtype.kind in "iu" and dtype != rows.dtype and rows.size:
@@ -151,12 +143,7 @@ class JaxLoader(ThreadedLoader[B]):
 def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
     """Return which part of each batch this process makes: (number of the part, number of parts).
 
-    To find it, let the sharding divide an array with one row for each device, and look at which
-    rows the devices of this process have. For example, there are 8 devices, and those of this
-    process have the rows 4 to 7: it makes the second half of each batch, and the result is (1, 2).
-
-    Raises:
-        ValueError: the sharding divides another axis than the first, or divides batches unevenly.
+    If there are 8 devices, and those of this process have the rows 4 to 7, it is (1, 2).
     """
     num_devices = len(sharding.device_set)  # 8 in the example
     try:

@@ -5,8 +5,7 @@ a real `torch.utils.data.DataLoader` (_workers.py), and copies the batches to th
 the step (_copier.py). `RecordDataset`, `RequestSampler` and `TorchSampler` (dataset.py) are for a
 `DataLoader` of your own, `exact_collate` (empty_batch.py) for an evaluation in one, and `ordered`
 (_ordered.py) for a trainer that only takes a dataset. _sharing.py passes the tensors of a worker
-on, and _processes.py refuses loaders inside the workers of such a `DataLoader`. process_groups.py
-runs samplers as ranks.
+on. process_groups.py runs samplers as ranks.
 """
 
 from twinfeed.loaders.support.extras import requires_extra

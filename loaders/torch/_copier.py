@@ -33,8 +33,7 @@ class JaggedParts(NamedTuple):
     def to_tensor(self) -> torch.Tensor:
         """Return the jagged tensor.
 
-        The lengths of the shortest and longest row are given to torch, which would otherwise copy
-        the offsets from the device to find them.
+        torch would copy the offsets from the device to find the shortest and longest row.
         """
         # torch cannot join tensors that were made in inference mode with those that were not. So
         # switch the mode to that in which the values and offsets were made.
@@ -126,8 +125,7 @@ class CudaCopier(Copier):
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor if its memory is pinned, and else a copy in pinned memory.
 
-    numpy copies on this thread. `Tensor.pin_memory` would share the copy among as many threads as
-    there are processors, which worker processes use already: that takes four times as long.
+    numpy copies on this thread, and `Tensor.pin_memory` on as many as there are processors.
     """
     if tensor.is_pinned():
         return tensor
@@ -145,9 +143,7 @@ def _bytes_of(tensor: torch.Tensor) -> Array:
 def _copying_stream(device: torch.device) -> Any:
     """Return the CUDA stream for copies to a device, the same in all passes of a process.
 
-    The decorator `cache` keeps the stream of the first call. torch reuses the memory of freed
-    tensors only on the stream that has allocated them. With a new stream for each pass, a pass
-    could not reuse the memory of the passes before.
+    torch reuses the memory of freed tensors only on the stream that has allocated them.
     """
     return cuda.Stream(device)
 
@@ -158,14 +154,7 @@ def copier_for(device: torch.device, /) -> Copier:
 
 
 def torch_device(device: torch.device | str | None, /) -> torch.device:
-    """Return a device as a `torch.device`; None is the current CUDA device, or else the CPU.
-
-    Raises:
-        ValueError: a device that torch cannot use here.
-
-    >>> torch_device("cpu")
-    device(type='cpu')
-    """
+    """Return a device as a `torch.device`; None is the current CUDA device, or else the CPU."""
     if device is None:
         if not cuda.is_available():
             return torch.device("cpu")
@@ -181,11 +170,7 @@ def torch_device(device: torch.device | str | None, /) -> torch.device:
 
 
 def each_tensor(function: Callable[[Any], Any], batch: Mapping[str, Any], /) -> Batch:
-    """Apply `function` to every tensor of a batch, and to the values and offsets of jagged tensors.
-
-    It is also applied to numpy arrays, since worker processes send small tensors as arrays. Other
-    values, such as lists, stay as they are.
-    """
+    """Apply `function` to every tensor and array of a batch, and to the parts of jagged tensors."""
 
     def apply(value: Any) -> Any:
         if isinstance(value, JaggedParts):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
 
-from twinfeed.loaders.batches.feed import Feed
+from twinfeed.loaders.batches.feed import Feed, recipe_of
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of
@@ -31,13 +31,8 @@ process that has it.
 def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
     """In a worker process, move the tensors of a batch to shared memory; elsewhere do nothing.
 
-    torch would do so by itself, in the feeder thread of the worker's queue. But an error in that
-    thread drops the batch, and the loop would wait for the batch for ever. Tensors of at most
-    `by_value` bytes become numpy arrays, which are pickled, and which the receiver turns back by
-    `each_tensor(torch.as_tensor, batch)`.
-
-    Raises:
-        WorkerDiedError: there is no shared memory left.
+    An error of torch's own feeder thread would drop the batch. Tensors of at most `by_value` bytes
+    become numpy arrays, which are pickled.
     """
     worker = get_worker_info()
     if worker is None:
@@ -62,8 +57,7 @@ def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
 def check_descriptors(feed: Feed, batches: int, /) -> None:
     """Raise LoaderError if this process may not open a file descriptor for each shared tensor.
 
-    Each tensor of more than `MAX_BYTES_BY_VALUE` takes a descriptor, and up to `batches` batches
-    exist at once. Without this check, torch could wait for ever, or fail without a clear message.
+    Up to `batches` batches exist at once. torch could wait for ever.
     """
     tensors = _max_large_tensors(feed)
     limit, needed = file_limit(), tensors * batches + open_files()
@@ -76,27 +70,21 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
 
 
 def _max_large_tensors(feed: Feed) -> int:
-    """Return how many tensors of a batch may have more than `MAX_BYTES_BY_VALUE`.
-
-    A batch has the fields of the samples, the columns of the index, and the side tables of the
-    feed: arrays with a row for each sample, or in a `ByRecord` for each record. Strings are no
-    tensors.
-    """
-    count = 0
-    sizes: list[int] = []  # for each of the other tensors, the bytes of a sample
-    for name, field in feed.spec.items():
-        if is_string(field.dtype):
+    """Return how many tensors of a batch may have more than `MAX_BYTES_BY_VALUE`."""
+    spec, collate = recipe_of(feed).shapes
+    sizes: list[float] = []  # for each tensor, the bytes of a sample
+    for name, field in spec.items():
+        if is_string(field.dtype):  # strings are no tensors
             continue
-        if None in field.shape or mode_of(feed.collate, name) != "stack":
-            count += 2  # of any size: its values, and their lengths, offsets or shapes
+        if None in field.shape or mode_of(collate, name) != "stack":
+            sizes += [inf, inf]  # of any size: its values, and their lengths, offsets or shapes
         else:
-            shape: tuple[Any, ...] = field.shape
-            sizes.append(prod(shape) * dtype_of(field).itemsize)
+            sizes.append(prod(field.shape) * dtype_of(field).itemsize)
     for table in (*feed.index.columns.values(), *feed.side.values()):
         rows = table.table if isinstance(table, ByRecord) else table
         if not isinstance(rows, StringColumn):
             sizes.append(prod(rows.shape[1:]) * rows.dtype.itemsize)
-    return count + sum(feed.sampler.batch_size * size > MAX_BYTES_BY_VALUE for size in sizes)
+    return sum(feed.sampler.batch_size * size > MAX_BYTES_BY_VALUE for size in sizes)
 
 
 def check_semaphores() -> None:

@@ -79,9 +79,8 @@ class _RequestWithValues(NamedTuple):
 class PrefetchedRequest(NamedTuple):
     """A request for a worker, whose records are read in the main process while it is pickled.
 
-    The feeder thread of a worker's queue pickles it. So the loop does not wait for the reading, and
-    as many requests are read at once as there are workers. An error in the feeder thread would be
-    lost, so it is sent to the worker in place of the values.
+    The feeder thread of a worker's queue pickles it, so as many are read at once as there are
+    workers. An error in this thread would be lost, and is sent in place of the values.
     """
 
     request: Request
@@ -101,10 +100,7 @@ class RequestValuesReader:
     latest: _RequestWithValues
 
     def read_or_none(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return a dict from each field to the values of records, which came with the request.
-
-        If the main process could not read them, raise its error.
-        """
+        """Return the values of records by field that came with the request, or raise its error."""
         request, values = self.latest
         if isinstance(values, Exception):
             raise values
@@ -121,19 +117,14 @@ def _distinct_records(request: Request) -> Int64s:
 
 
 def parent_reads(loader: FeedLoader[Any], /) -> bool:
-    """Return whether the main process reads the records, and sends them to its workers.
-
-    It does for remote shards, since it prefetches for all workers. Local files are read by the
-    workers.
-    """
+    """Return whether the main process reads the records for its workers: those of remote shards."""
     return isinstance(loader.reader, Reader) and loader.reader.index.remote
 
 
 class PassRequests:
     """The sampler of the workers' DataLoader: it yields the requests of an epoch from `start` on.
 
-    It does not refer to the loader, which refers to the DataLoader: without a reference cycle, the
-    workers end as soon as nobody has the loader.
+    It does not refer to the loader, or the workers would end only by the garbage collector.
     """
 
     def __init__(self, loader: FeedLoader[Any]) -> None:
@@ -144,11 +135,7 @@ class PassRequests:
         self.cancelled = False
 
     def __iter__(self) -> Iterator[Request | PrefetchedRequest]:
-        """Yield the requests, and prefetch the bytes of coming steps.
-
-        Of local files, this process asks the kernel to read ahead what the workers will read, since
-        all processes share the page cache.
-        """
+        """Yield the requests, and prefetch the bytes of coming steps; if local, only advise."""
         feed, (epoch, step) = self._feed, self.start
         schedule, epoch_start = self._schedules.of(feed.sampler), epoch * len(feed.sampler)
         fields = stored_fields(feed.index, feed.fields)
@@ -167,12 +154,7 @@ class PassRequests:
                 yield request
 
     def _read(self, opened_step: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
-        """Return a dict from each field to the values of the records of a step.
-
-        The context of the step was entered already, on the thread that requests the steps in order,
-        and put into the `ExitStack` `opened_step`. Here, on the thread that reads the step, it is
-        only left.
-        """
+        """Return the values of records by field, and leave the context of their step."""
         with opened_step:  # at its end, leaves the context
             if self.cancelled:  # nobody receives the error: the pass has ended
                 raise LoaderError("the pass was cancelled")
@@ -187,8 +169,7 @@ class PassRequests:
 class ErrorAsValueDataset(Dataset[Any]):
     """The dataset of the workers: it makes a batch for each request, or returns an error.
 
-    An error is returned, not raised, since torch would replace its text. Use the dataset with
-    `collate_fn=identity`.
+    torch would replace the text of an error that is raised.
     """
 
     def __init__(self, loader: FeedLoader[Any], /, *, threads: int) -> None:
@@ -215,23 +196,14 @@ def identity(batch: T, /) -> T:
 
 
 def init_worker(function: Callable[[int], None] | None, number: int, /) -> None:
-    """Set up a new worker process: let it end with its parent, and call the user's function.
-
-    `function` is the user's `worker_init_fn`, or None; `number` is the worker's.
-    """
+    """Let a worker end with its parent, and call the user's `worker_init_fn` with its number."""
     end_with_parent()
     if function is not None:
         function(number)
 
 
 def without_fork(context: Any, /) -> Any:
-    """Return the `multiprocessing_context` for workers that must not be forked.
-
-    It is the user's own, `context`. If that is None, it is "spawn".
-
-    Raises:
-        ValueError: the user's is "fork".
-    """
+    """Return the user's `multiprocessing_context`, or "spawn"; raise ValueError if it is "fork"."""
     method = context if isinstance(context, str) or context is None else context.get_start_method()
     if method == "fork":
         raise ValueError(
@@ -244,10 +216,8 @@ def without_fork(context: Any, /) -> Any:
 class WorkerBatches(Iterator[Batch]):
     """Iterate over the batches that the workers of a DataLoader make, from a step of an epoch on.
 
-    The workers start with the first batch. The iteration and `check` raise WorkerDiedError for a
-    worker that died. Another thread may call `check` meanwhile: a worker that is killed while it
-    sends leaves half a message, and torch waits for the other half for ever. `any_died` says that
-    `end_all_if_one_died` has found such a worker. The DataLoader cannot be used again then.
+    The iteration and `check`, which another thread may call, raise WorkerDiedError for a worker
+    that died: torch may wait for ever for the other half of its message.
     """
 
     def __init__(self, dataloader: DataLoader[Any], meter: Meter, epoch: int, step: int, /) -> None:
@@ -311,8 +281,7 @@ class WorkerBatches(Iterator[Batch]):
     def end_all_if_one_died(self) -> None:
         """If a worker has ended, end all workers, and wake up the thread that waits for a batch.
 
-        torch checks only every five seconds whether the workers are alive. Closing the pipe of the
-        queue from which it waits for batches wakes it up at once, by an error.
+        torch looks only every five seconds whether the workers are alive.
         """
         workers = self._workers
         if any(worker.exitcode is not None for worker in workers):
@@ -325,8 +294,7 @@ class WorkerBatches(Iterator[Batch]):
     def raise_if_worker_died(self, error: Exception, /) -> None:
         """Raise WorkerDiedError if `error`, of torch, was caused by a worker that died.
 
-        Usually torch's message says so. But if torch was just getting a tensor from the worker, it
-        raises an EOFError or OSError, perhaps before the system reports that the worker has ended.
+        It may be an EOFError or OSError before the system reports the end of the worker.
         """
         workers = self._workers
         reported = str(error).startswith("DataLoader worker (pid")
@@ -338,21 +306,14 @@ class WorkerBatches(Iterator[Batch]):
 
 
 def _unregister(iterator: Any) -> None:
-    """Stop torch from reporting the death of an iterator's workers by a signal.
-
-    torch's signal handler, which any DataLoader installs, would raise torch's error in the body of
-    the loop. `WorkerBatches.check` raises a better one.
-    """
+    """Stop torch's signal handler from raising the death of workers in the body of the loop."""
     if iterator._worker_pids_set:
         iterator._worker_pids_set = False
         _remove_worker_pids(id(iterator))
 
 
 def detach_workers(iterator: Any, /) -> None:
-    """In a forked child, keep torch and multiprocessing from ending the parent's workers at exit.
-
-    `iterator` is torch's iterator of the DataLoader, or None.
-    """
+    """In a forked child, keep torch's iterator, or None, from ending the parent's workers."""
     if iterator is not None:
         iterator._shutdown = True
         multiprocessing.process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]
@@ -360,25 +321,16 @@ def detach_workers(iterator: Any, /) -> None:
 
 def _worker_died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
     """Return the error for a worker that has ended, with its exit status and the likely reason."""
-    worker = workers[number]
-    exit_status = describe_exit(worker.exitcode)
+    worker, exit_code = workers[number], workers[number].exitcode
     was_forked = (worker._start_method or multiprocessing.get_start_method()) == "fork"
-    return WorkerDiedError(
-        f"worker {number} of {len(workers)} (process {worker.pid}) {exit_status}",
-        advice=_advice_after_exit(worker.exitcode, was_forked),
-    )
-
-
-def _advice_after_exit(exit_code: int, was_forked: bool) -> str:
-    """Return the advice of the error for a worker that has ended.
-
-    `exit_code` is negative if a signal has ended the worker: -9 for SIGKILL, number 9.
-    `was_forked` says whether the worker was started by "fork".
-    """
+    advice = "run with num_workers=0 (and `python -X faulthandler`) to see where it happens"
     if exit_code == -signal.SIGKILL:
-        return f"the system may have run out of memory (see `dmesg`): {ADVISE_FEWER_BATCHES}"
-    if exit_code == -signal.SIGBUS:  # the access to a page that no memory is left for
-        return shared_memory_advice()
-    if exit_code > 0 and not was_forked:  # it may have failed to import the main script
-        return ADVISE_IMPORTABLE
-    return "run with num_workers=0 (and `python -X faulthandler`) to see where it happens"
+        advice = f"the system may have run out of memory (see `dmesg`): {ADVISE_FEWER_BATCHES}"
+    elif exit_code == -signal.SIGBUS:  # the access to a page that no memory is left for
+        advice = shared_memory_advice()
+    elif exit_code > 0 and not was_forked:  # it may have failed to import the main script
+        advice = ADVISE_IMPORTABLE
+    return WorkerDiedError(
+        f"worker {number} of {len(workers)} (process {worker.pid}) {describe_exit(exit_code)}",
+        advice=advice,
+    )

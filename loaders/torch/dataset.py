@@ -51,22 +51,15 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
 
 
 def as_unjoined_tensors(batch: Mapping[str, Any], /) -> Batch:
-    """Turn the arrays of a batch into tensors, but do not make jagged tensors yet.
-
-    A jagged tensor, in which rows differ in length, consists of a tensor of values and one of
-    offsets: the rows [1, 2] and [3] have the values [1, 2, 3] and the offsets [0, 2, 3]. torch may
-    mix up jagged tensors that two threads make at once. So this returns the two tensors, called
-    `JaggedParts`, and `join_jagged` makes the jagged tensor of them later, in the loop's thread.
-    """
+    """Turn the arrays of a batch into tensors, but do not make jagged tensors yet."""
     return {name: _as_unjoined_tensor(value) for name, value in batch.items()}
 
 
 def _as_unjoined_tensor(value: Any) -> Any:
     """Turn an array of a batch into a tensor, and a `Ragged` into `JaggedParts`.
 
-    A `Ragged` has rows that differ in length, such as [1, 2] and [3]. Its `JaggedParts` are two
-    tensors, the values [1, 2, 3] and the offsets [0, 2, 3], of which torch's jagged tensor is made
-    later. Strings become, or stay, lists. A read-only array is copied, since tensors are writable.
+    The rows [1, 2] and [3] have the values [1, 2, 3] and the offsets [0, 2, 3]. Strings become
+    lists. A read-only array is copied, since tensors are writable.
     """
     if isinstance(value, Ragged) and value.values.dtype == object:  # lists of strings
         return [row.tolist() for row in np.split(value.values, np.cumsum(value.lengths))[:-1]]
@@ -174,11 +167,7 @@ class RecordDataset(Dataset[Any]):
         return self._batcher.samples_of_records(np.asarray(records, np.int64), seeds)
 
     def _warn_about_plain_ids(self, records: Sequence[int]) -> None:
-        """Warn, once each, about samples that are read by record id and not by a `Request`.
-
-        The DataLoader's sampler has drawn these ids, not the feed's. So the seeds of a transform
-        are random numbers of torch, and the records may be some that the feed's sampler leaves out.
-        """
+        """Warn, once each, about samples that are read by record id and not by a `Request`."""
         if self._seeded:  # whether the feed has a transform with a seed
             self._seeded = False  # warn once
             problem = "the seeds of samples by record id are torch's random numbers"

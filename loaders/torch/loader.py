@@ -9,7 +9,13 @@ from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    get_worker_info,
+)
 
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.batches.prefetch import Prefetcher
@@ -20,7 +26,6 @@ from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, copier_for, torch_device
-from twinfeed.loaders.torch._processes import check_not_in_worker
 from twinfeed.loaders.torch._sharing import check_descriptors, check_semaphores
 from twinfeed.loaders.torch._workers import (
     ErrorAsValueDataset,
@@ -39,19 +44,9 @@ class _Adapter(Adapter):
     """Adapt a TorchLoader to Keras, which takes a DataLoader on torch."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return a DataLoader over the batches for Keras's `fit`, or None.
+        """Return a DataLoader over the batches, or None on Keras's TensorFlow backend.
 
-        None means that the caller must give `fit` something else to iterate over:
-
-        - If Keras's backend is TensorFlow, a generator of the batches. From a DataLoader, Keras
-          would draw batches to infer their shapes, and lose them.
-        - If the user has made a dataset, this dataset.
-
-        Args:
-            backend: the name of Keras's backend.
-            arrange: a function that turns a batch into what the model is given, or the user's
-                dataset.
-            model: not used here; the adapters of other frameworks need it.
+        There Keras would draw batches of a DataLoader to infer their shapes, and lose them.
         """
         if backend == "tensorflow" or not callable(arrange):
             return None
@@ -140,11 +135,11 @@ class TorchLoader(ThreadedLoader[B]):
         if num_workers:
             if not prefetch:
                 raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
+            if feed.sampler.traits.max_cached is not None:
+                raise ValueError(NO_CACHE_IN_WORKERS)
+            if not getattr(feed.index, "fork_safe", True):
+                multiprocessing_context = without_fork(multiprocessing_context)
             self.prefetch = prefetch  # also where a transform sets global states: of its worker
-        if num_workers and feed.sampler.traits.max_cached is not None:
-            raise ValueError(NO_CACHE_IN_WORKERS)
-        if num_workers and not getattr(feed.index, "fork_safe", True):
-            multiprocessing_context = without_fork(multiprocessing_context)
         self._worker_options: dict[str, Any] = {
             "num_workers": num_workers,
             "prefetch_factor": prefetch_factor,
@@ -162,23 +157,15 @@ class TorchLoader(ThreadedLoader[B]):
             detach_workers(getattr(owner, "_iterator", None))
         super()._reset_after_fork()
 
-    @property
-    def _in_flight(self) -> int:
-        """The most batches that the workers make at once."""
-        return self.num_workers * (self._worker_options["prefetch_factor"] or 2)
-
     @cached_property
     def _workers(self) -> DataLoader[Any]:
-        """The DataLoader whose worker processes make the batches. It is created at first use.
-
-        Its sampler yields a request for each batch of a pass. Its dataset makes the batch of a
-        request, or returns the error.
-        """
+        """The DataLoader whose workers make a batch, or return an error, for each request."""
         socket_folder()  # choose the folder for sockets here, since workers inherit it
         check_semaphores()
         # Each tensor in shared memory needs a file descriptor. At most so many batches exist at
         # once: those that workers make, those that are ready, one being copied, one in the loop.
-        check_descriptors(self.feed, self._in_flight + self.prefetch + 2)
+        made = self.num_workers * (self._worker_options["prefetch_factor"] or 2)
+        check_descriptors(self.feed, made + self.prefetch + 2)
         return DataLoader(
             ErrorAsValueDataset(self, threads=self.threads),
             sampler=PassRequests(self),
@@ -192,21 +179,17 @@ class TorchLoader(ThreadedLoader[B]):
     def _start_pass(self, epoch: int, start: int) -> _Pass:
         """Start to make the batches of an epoch, from step `start` on, and to copy them.
 
-        A batch goes through three stages, a few batches before the loop needs it:
-
-        1. It is made: by worker processes or, without them, by threads.
-        2. `copier.prepare` moves it to memory from which it can be copied. Without workers, its
-           arrays are made there, since `copier.empty` allocates them.
-        3. `copier.send` starts the copy to the device, on a thread of its own.
+        A batch is made by threads or workers, moved to memory from which it can be copied by
+        `copier.prepare`, and copied by `copier.send`, on a thread of its own.
         """
-        check_not_in_worker()
+        if get_worker_info() is not None:  # each worker has a copy of the loader
+            raise RuntimeError(
+                "each worker of a DataLoader would give every batch of the TorchLoader: iterate "
+                "over TorchLoader(feed, num_workers=…) itself"
+            )
         copier = copier_for(self.device)
         if not self.num_workers:  # stages 1 and 2 on the threads of `_batches`
-
-            def prepared(batch: Batch) -> Batch:
-                """Turn a batch into tensors in memory from which they can be copied."""
-                return copier.prepare(as_unjoined_tensors(batch))
-
+            prepared = lambda batch: copier.prepare(as_unjoined_tensors(batch))  # noqa: E731
             batches = self._batches(epoch, start, prepared, empty=copier.empty)
             return _Pass(self, copier, self._prefetched(_send_each(batches, copier)))
         workers = WorkerBatches(self._workers, self.meter, epoch, start)
@@ -324,10 +307,7 @@ class _SampleCount(Dataset[Any]):
 
 
 class _EvaluationSampler(SequentialSampler):
-    """The sampler of an evaluation that trainers see. Lightning keeps a `SequentialSampler`.
-
-    What it yields is not used: the feed's sampler draws the batches.
-    """
+    """The sampler of an evaluation that trainers see. Lightning keeps a `SequentialSampler`."""
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         super().__init__(cast(Sized, loader.dataset))
@@ -335,10 +315,7 @@ class _EvaluationSampler(SequentialSampler):
 
 
 class _Pass(Iterator[Batch]):
-    """Iterate over the batches of an epoch on the device.
-
-    `sent` yields the batches whose copies have started; `workers`, if any, have made them.
-    """
+    """Iterate over the batches on the device: `sent` has those whose copies have started."""
 
     def __init__(
         self,
@@ -353,11 +330,7 @@ class _Pass(Iterator[Batch]):
         return self._copier.receive(next(self._sent))
 
     def close(self) -> None:
-        """Stop the threads and workers of the pass.
-
-        `_sent` yields the batches that are sent to the device. With workers, it is a `Prefetcher`:
-        a thread takes the batches from the workers, and copies them to the device.
-        """
+        """Stop the threads and workers of the pass."""
         if self._workers is None:
             self._sent.close()  # a generator or a thread
             return
@@ -374,10 +347,7 @@ class _Pass(Iterator[Batch]):
 def _send_each(
     batches: Generator[Batch, None, None], copier: Copier
 ) -> Generator[Sent, None, None]:
-    """Yield each batch after starting its copy to the device.
-
-    Closing this generator closes `batches`.
-    """
+    """Yield each batch after starting its copy to the device."""
     with closing(batches):
         for batch in batches:
             yield copier.send(batch)
