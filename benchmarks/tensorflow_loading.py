@@ -44,7 +44,6 @@ from twinfeed import (
     source_datasets,
 )
 from twinfeed.loaders.formats.example import encode
-from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
 
 BATCH = 128
 FEATURES = {
@@ -196,42 +195,28 @@ def stages(options: argparse.Namespace, folder: Path) -> None:
         )
         print(f"\nrecords of {size:,} bytes, microseconds of a batch: by the clock (processor)")
         source = dataset(index, sampler).twinfeed_source
-        with closing(source.run_pass()) as passes:
-            for way, (make, size) in staged(source, next(passes)).items():
-                chunks = min(len(sampler) - 2 * size, options.batches) // size
-                rates = [rate(make, chunks, size) for _ in range(options.pairs)]
-                clock = statistics.median(1e6 / one.clock for one in rates)
-                used = statistics.median(1e6 / one.processor for one in rates)
-                print(f"  {way:<44} {clock:9.0f} ({used:.0f})", flush=True)
+        for way, (make, each) in staged(source).items():
+            calls = min(len(sampler) - 3 * each, options.batches) // each
+            rates = [rate(make, calls, each) for _ in range(options.pairs)]
+            clock = statistics.median(1e6 / one.clock for one in rates)
+            used = statistics.median(1e6 / one.processor for one in rates)
+            print(f"  {way:<44} {clock:9.0f} ({used:.0f})", flush=True)
 
 
-def staged(source: Any, pass_state: Any) -> dict[str, tuple[Make, int]]:
+def staged(source: Any) -> dict[str, tuple[Make, int]]:
     """Return each stage of a pass, and how many batches an element of the stage has."""
-    index, sampler = source.feed.index, source.feed.sampler
-    # The first groups have fewer batches, and the last one may.
-    chunks = range(int(source.batches_per_call).bit_length(), int(pass_state[-1]) - 1)
-    types = [tf.int64] * 3 + [spec.dtype for spec in source.layout.flat_specs]
-    shapes = [(5,), (), (), *(spec.shape for spec in source.layout.flat_specs)]
+    index, sampler, size = source.feed.index, source.feed.sampler, source.batches_per_call
+    first = int(size).bit_length() - 1  # calls that read fewer batches
 
-    def tensors() -> tf.data.Dataset:
-        numbers = tf.data.Dataset.range(chunks.start, chunks.stop)
-        return numbers.map(
-            lambda chunk: numpy_function_of(source.read_chunk, [pass_state, chunk], types)
-        )
-
-    def shaped(*parts: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        for part, shape in zip(parts, shapes, strict=True):
-            part.set_shape([None, *shape])
-        return parts
+    def arrays() -> Iterable[Any]:
+        with closing(source.read_pass()) as calls:
+            yield from itertools.islice(calls, first, None)
 
     return {
         "sequential": (lambda: sequential(index), 1),
-        "reading by id and checks, in Python": (
-            lambda: (source.read_chunk(pass_state, np.int64(chunk)) for chunk in chunks),
-            source.batches_per_call,
-        ),
-        "and its tensors, in TensorFlow": (tensors, source.batches_per_call),
-        "and rows of them, a call ahead": (lambda: tensors().map(shaped).prefetch(1).unbatch(), 1),
+        "reading by id and checks, in Python": (arrays, size),
+        "and its tensors, in TensorFlow": (lambda: source.elements().skip(first), size),
+        "and rows of them, a call ahead": (lambda: source.elements().prefetch(1).unbatch(), 1),
         "the dataset": (lambda: dataset(index, sampler), 1),
     }
 

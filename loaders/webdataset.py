@@ -54,13 +54,7 @@ class SampleLoader(Loader[list[Sample]]):
     _latest_keys: tuple[Any, Any] = (None, None)  # of the last two samples, for an error
 
     def __call__(self) -> Iterator[Sample]:
-        """Return the samples of the pass that `track` has started; in a worker, only its part.
-
-        The pipeline calls this when it is iterated over.
-
-        Raises:
-            RuntimeError: `track` has not started a pass, or this process has its samples already.
-        """
+        """Return the samples of the pass that `track` has started; in a worker, only its part."""
         if self._next_pass is None:
             raise RuntimeError(
                 "each pass over a pipeline must be started by source.track(loader): loop over it, "
@@ -89,22 +83,16 @@ class SampleLoader(Loader[list[Sample]]):
                 but a pipeline can only make batches of one size; or, while iterating, `loader`
                 gives more or fewer batches than the epoch has, or a stage drops a sample.
         """
-        self._end_pass_and_tracking()
-        epoch, start = self.run.start_pass()
+        epoch, start = self._new_pass()
         self._check_sizes(epoch, start)
         self._check_stages(loader)
         # For `__call__`, which the pipeline calls when `_iterate_pass` iterates over it, below.
         self._next_pass = epoch, start
-        self.meter.start(start)
         batches = self._check_count(loader, len(self) - start)
         yield from self._iterate_pass(batches, self.run.received)
 
     def _check_sizes(self, epoch: int, start: int) -> None:
-        """Raise ValueError unless all batches of this rank have the same size, `batch_size`.
-
-        A global batch is divided among the ranks, and `batch_size` is the largest share of a rank.
-        The last batch may be smaller, but not empty. A pipeline can only make batches of one size.
-        """
+        """Raise ValueError unless all batches of this rank, but the last, have one size."""
         sampler = self._sampler
         starts, stops = sampler.rank_slices(epoch, start, len(sampler))  # within the global batch
         sizes = stops - starts
@@ -129,11 +117,7 @@ class SampleLoader(Loader[list[Sample]]):
                 loader = getattr(loader, "dataset", None)
 
     def _check_count(self, loader: Iterable[Any], expected: int) -> Generator[Any, None, None]:
-        """Yield the batches of a pipeline or its `WebLoader`, and check how many it gives.
-
-        Raises:
-            ValueError: the number of batches is not `expected`.
-        """
+        """Yield the batches of a pipeline; raise ValueError unless there are `expected`."""
         count = 0
         try:
             for count, batch in enumerate(loader, 1):
@@ -154,7 +138,6 @@ class SampleLoader(Loader[list[Sample]]):
 class _CheckedStage(NamedTuple):
     """A stage of a pipeline, which must give one sample for each, or one batch for a batch of them.
 
-    A sample that is dropped would shift all later batches, and the position would be wrong.
     Samples with their keys are compared by key, so that a stage may read ahead, and else counted.
     """
 
@@ -245,13 +228,7 @@ class FeedSampleLoader(SampleLoader, FeedLoader[list[Sample]]):
     """The batches of a feed, each a list of samples: dicts as in webdataset."""
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
-        """Read the batches of an epoch from step `start` on, and yield each as a list of samples.
-
-        A sample is a dict as in webdataset: {"__key__": "0001", "jpg": b"…", "cls": b"cat"}.
-
-        The workers of a DataLoader share the batches: of 3 workers, worker 1 yields the batches 1,
-        4, 7, … of this pass.
-        """
+        """Yield each batch as a list of samples; of 3 workers, worker 1 yields batches 1, 4, 7."""
         feed, index = self.feed, self.feed.index
         assert isinstance(index, Index)
         _, _, worker, num_workers = pytorch_worker_info()  # 0 and 1 in the main process
@@ -330,10 +307,7 @@ class _ChosenSamples(SampleLoader):
         self._choices, self._pipelines, self._replay = choices, pipelines, replay
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
-        """Yield batches from step `start` on; each sample is the next one of its pipeline.
-
-        With `_replay`, first skip the samples that earlier steps, in all epochs, have used.
-        """
+        """Yield batches from step `start` on; each sample is the next one of its pipeline."""
         _, _, _, num_workers = pytorch_worker_info()
         if num_workers > 1:
             raise RuntimeError("each worker would read all pipelines: set num_workers=0")

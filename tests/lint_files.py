@@ -124,7 +124,7 @@ COVERED = (
     (
         "loaders/tensorflow",
         "backends/tensorflow/test_loader.py",
-        "batch_source callbacks datasets device feed_datasets graph_source iterators layout "
+        "batch_source callbacks datasets device feed_datasets iterators layout "
         "original pipeline processes",
     ),
     ("loaders/tools", "unit/loaders/tools/test_compare.py", "backends"),

@@ -63,7 +63,7 @@ def unrestorable_callbacks(callbacks: Iterable[Any]) -> list[str]:
         is_own = _is_of_keras(type(callback)) and getattr(callback, "append", True)
         return is_own or _has_state_methods(callback)
 
-    return [name for name, one in _by_name(callbacks).items() if not is_restorable(one)]
+    return [name for name, value in _by_name(callbacks).items() if not is_restorable(value)]
 
 
 def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:

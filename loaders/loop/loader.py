@@ -138,21 +138,12 @@ class Loader(Closing, Generic[B]):
         self._start_next_pass_here()
 
     def _start_next_pass_here(self) -> None:
-        """Make the next pass start at the current step, also in an evaluation.
-
-        Normally each pass of an evaluation starts at step 0. Only the first pass after
-        `load_state_dict` starts at the loaded step, so this is as if the state here were loaded.
-        """
+        """Make the next pass start at the current step, also in an evaluation."""
         if self.run.step:
             self.run.resume_here()
 
     def _reset_after_fork(self) -> None:
-        """Drop the running pass in a forked child, without ending the parent's threads.
-
-        `_not_copied` names the attributes of the running pass, such as threads and workers. The
-        child must not use them, and it must not destroy them either: their destructors would end
-        the parent's workers, or wait for threads that the child does not have.
-        """
+        """Drop the running pass in a forked child, without ending the parent's threads."""
         # Copy all attributes to a dict that is never freed, even at exit, since its reference count
         # is raised here and never lowered. So removing them below destroys nothing.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(self).copy()))
@@ -188,11 +179,16 @@ class Loader(Closing, Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         """Iterate over the batches, from the position to the end of the epoch."""
+        epoch, start = self._new_pass()
+        batches = self._start_pass(epoch, start)
+        yield from self._iterate_pass(batches, self.run.received, num_batches=len(self) - start)
+
+    def _new_pass(self) -> tuple[int, int]:
+        """End the running pass, and return the epoch and step at which a loop starts a new one."""
         self._end_pass_and_tracking()
         epoch, start = self.run.start_pass()
         self.meter.start(start)
-        batches = self._start_pass(epoch, start)
-        yield from self._iterate_pass(batches, self.run.received, num_batches=len(self) - start)
+        return epoch, start
 
     def _iterate_pass(
         self,
@@ -204,21 +200,10 @@ class Loader(Closing, Generic[B]):
     ) -> Iterator[Any]:
         """Yield the batches of a pass, and end the pass after the last one.
 
-        A call such as `set_epoch`, `close`, or another pass over the loader may end the pass at any
-        time, also from another thread. `self._current_pass` is then no longer `batches`.
-
-        Args:
-            batches: the iterator of the pass.
-            count_received: a function that is called before each batch is yielded. It moves the
-                loader's position to the next batch, and returns whether the batch is the last one
-                of its epoch.
-            num_batches: the number of batches, if it is known.
-            divided: whether the framework, such as `tf.distribute`, gives each process its own
-                batches. If it is False, a warning is given if this is one of several processes, and
-                the sampler is not sharded: all processes would get the same batches.
-
-        Raises:
-            RuntimeError: a call has ended the pass before its last batch.
+        A call such as `set_epoch`, also from another thread, may end the pass at any time:
+        RuntimeError. `count_received` is called before each batch is yielded, and returns whether
+        it is the last of its epoch. `divided` says that the framework gives each process its own
+        batches; if not, there is a warning for several processes.
         """
         if not divided:
             warn_unsharded(self._sampler)

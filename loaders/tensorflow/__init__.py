@@ -12,8 +12,8 @@ How a dataset is made:
 
 - _datasets.py has the base class of the loaders. _operators.py says whether a position is known,
   and _processes.py how many processes train.
-- _pipeline.py makes the dataset of a `GraphSource` (_graph_source.py): a `BatchSource`
-  (_batch_source.py), whose batches _layout.py turns into tensors, or a source of choosing.py.
+- _pipeline.py makes the dataset of a `GraphSource`: a `BatchSource` (_batch_source.py), whose
+  batches _layout.py turns into tensors, or a source of choosing.py.
 - _callbacks.py lets TensorFlow call Python, and _iterators.py destroys iterators.
 """
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import islice
 from math import inf, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +17,14 @@ from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, recipe_of
 from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.loop.feed_loader import FeedLoader, default_threads
+from twinfeed.loaders.loop.feed_loader import FeedLoader, default_threads, in_order
+from twinfeed.loaders.loop.run import PassStart
 from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.support import system
-from twinfeed.loaders.support.array_types import Array, Int64s
-from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
-from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
+from twinfeed.loaders.support.array_types import Array
+from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._layout import Layout
+from twinfeed.loaders.tensorflow._pipeline import PASS_START_SPEC, GraphSource
 from twinfeed.samplers.stream import growing_ranges
 
 # One call from the graph into Python reads at most 16 batches (a power of two), of about 6 MiB.
@@ -29,13 +32,6 @@ _MAX_BATCHES_PER_CALL, _MAX_CALL_BYTES = 16, 6 << 20
 
 # Records of at least this many bytes are read faster by two threads than by one.
 _LONG_RECORD = 1 << 15
-
-
-class _OpenPass(NamedTuple):
-    """A running pass: a batcher for each rank, and (first step, stop step) of each chunk."""
-
-    batchers: list[Batcher]
-    chunks: list[tuple[int, int]]
 
 
 class BatchSource(GraphSource):
@@ -54,25 +50,18 @@ class BatchSource(GraphSource):
         by_rank: bool = False,
     ) -> None:
         super().__init__(loader, feeds[0].sampler, ranks=len(feeds), by_rank=by_rank)
-        self.prefetch, self._readahead = prefetch, loader.readahead
-        self.feed, self.feeds, self.reader = feeds[0], feeds, loader.reader
-        self.schedules = [loader.schedules.of(feed.sampler) for feed in feeds]
+        self._reader, self._readahead = loader.reader, loader.readahead
+        self.feed, self._feeds = feeds[0], feeds
+        self._schedules = [loader.schedules.of(feed.sampler) for feed in feeds]
         sizes = {feed.sampler.fixed_size for feed in feeds}  # the batches of ranks may differ
-        batch_size = sizes.pop() if len(sizes) == 1 else None
-        self.layout = Layout(self.feed, batch_size, self.reader)
+        self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, self._reader)
         # A cache of decoded images needs its batches in order. So all threads decode one batch.
-        resolved = default_threads() if threads is None else threads
-        self._decode_threads = 0 if self.feed.sampler.traits.max_cached is None else resolved
-        one_by_one = self._decode_threads or (threads is None and not _threads_help(self.feed))
-        # Options of `Dataset.map` by which several threads read batches ahead.
-        self.map_options: dict[str, Any] = {}
-        if resolved > 1 and not one_by_one:
-            self.map_options = {"num_parallel_calls": resolved, "deterministic": True}
-        self.batches_per_call = self._max_batches_per_call()
-        self._open_passes: dict[int, _OpenPass] = {}  # by pass_id
-        # Errors of batches that could not be read, by pass_id and step. They stay when the pass is
-        # closed: all batches may be read ahead before the loop gets to the failed batch.
-        self._errors_by_pass: dict[int, dict[int, Exception]] = {}
+        reuses_images = self.feed.sampler.traits.max_cached is not None
+        one_by_one = reuses_images or (threads is None and not _threads_help(self.feed))
+        threads = default_threads() if threads is None else threads
+        self._decode_threads = threads if reuses_images else 0
+        self._batch_threads = 0 if one_by_one else threads
+        self.batches_per_call = self._max_batches_per_call() if prefetch else 1
 
     def _max_batches_per_call(self) -> int:
         """Return how many batches one call from the graph into Python reads: 1, 2, 4, 8 or 16.
@@ -81,9 +70,7 @@ class BatchSource(GraphSource):
         several batches, which are the rows of one array for each field. All fields must be stacked.
         """
         feed = self.feed
-        if not self.prefetch or feed.has_functions or self._decode_threads or self.ranks > 1:
-            return 1
-        if not self.steps:
+        if not self.steps or feed.has_functions or self._decode_threads or self.ranks > 1:
             return 1
         array_fields = [name for name, field in feed.spec.items() if field.shape]
         all_stacked = all(mode_of(feed.collate, name) == "stack" for name in array_fields)
@@ -94,173 +81,110 @@ class BatchSource(GraphSource):
         limit = max(1, min(_MAX_BATCHES_PER_CALL, int(_MAX_CALL_BYTES / batch_bytes)))
         return 1 << (limit.bit_length() - 1)  # the largest power of two up to the limit: 4 for 6
 
-    def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
-        """End a pass (an iteration of the dataset), or raise the error of a batch that failed.
+    def elements(self) -> tf.data.Dataset:
+        number, specs = tf.TensorSpec([], tf.int64), self.layout.flat_specs
+        if self.batches_per_call > 1:
+            sized = [tf.TensorSpec([self.layout.batch_size, *s.shape[1:]], s.dtype) for s in specs]
+            rows = (PASS_START_SPEC, number, number, *sized)
+            chunk = tuple(tf.TensorSpec([None, *row.shape], row.dtype) for row in rows)
+            return generator_dataset(self.read_pass, chunk)
+        step_spec = (PASS_START_SPEC, number, *(specs * self.ranks))
+        return generator_dataset(self.read_pass, step_spec)
 
-        The graph calls this when the last batch of the pass leaves the pipeline: then the loader's
-        position moves to the next epoch. The graph also calls it for a batch that `read_chunk`
-        could not read. `read_chunk` has stored the error, and has given this batch the negative
-        number -1 - step: -7 for step 6.
-        """
-        if batch_number < 0:
-            failed_step = -1 - int(batch_number)
-            errors = self._errors_by_pass[PassState.unpack(pass_state).pass_id]
-            # `pop`, or the traceback of the stored error would keep the pass alive.
-            raise errors.pop(failed_step)
-        return super().end_pass(pass_state, batch_number)
+    def batches_in(
+        self, pass_start: tf.Tensor, step: tf.Tensor, *arrays: tf.Tensor
+    ) -> tuple[Any, ...]:
+        first, flat, count = step * self.ranks, iter(arrays), len(self.layout.flat_specs)
+        return tuple(
+            (pass_start, first + rank, self.layout.restore([*islice(flat, count)]))
+            for rank in range(self.ranks)
+        )
 
-    @contextmanager
-    def _open_pass(self, pass_id: int, epoch: int, start: int) -> Iterator[int]:
-        """Start the batchers of a pass, and close them after the `with` block.
+    def batch_of(
+        self, pass_start: tf.Tensor, step: tf.Tensor, size: tf.Tensor, *arrays: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, Any]:
+        if self.layout.batch_size is None:  # shorter batches were padded: cut the padding off
+            arrays = tuple(array[:size] for array in arrays)
+        return pass_start, step, self.layout.restore(arrays)
 
-        A pass is one iteration of the dataset, from step `start` to the end of the epoch. A batcher
-        reads and decodes the batches of one rank.
-
-        Yields how many calls into Python the graph must make to get the batches of the pass, if
-        each call reads a chunk of several batches: 3 if the steps 0 to 6 are read in chunks of 1, 2
-        and 4 batches. If each call reads a single batch, 0 is yielded.
-        """
-        # Delete the errors that closed passes have left. The loops over these passes have stopped
-        # before the batch that failed, so nobody will ask for the errors.
-        for closed_pass in self._errors_by_pass.keys() - self._open_passes.keys():
-            del self._errors_by_pass[closed_pass]
-        options: Any = {"reader": self.reader, "threads": self._decode_threads, "meter": self.meter}
-        batchers = [Batcher(recipe_of(feed), **options) for feed in self.feeds]
-        chunks = self.chunks(start)
-        self._open_passes[pass_id] = _OpenPass(batchers, chunks)
-        try:
-            for schedule, batcher in zip(self.schedules, batchers, strict=True):
-                batcher.start_pass(schedule, epoch, start, readahead=self._readahead)
+    def read_pass(self) -> Iterator[tuple[Any, ...]]:
+        """Start a pass, and yield the arrays of its batches for `elements`, in order."""
+        pass_start = self.start_pass()
+        with ExitStack() as stack:
+            batchers = []
+            for feed, schedule in zip(self._feeds, self._schedules, strict=True):
+                batcher = Batcher(
+                    recipe_of(feed),
+                    reader=self._reader,
+                    threads=self._decode_threads,
+                    meter=self.meter,
+                )
+                batchers.append(stack.enter_context(batcher))
+                batcher.start_pass(schedule, *pass_start[:2], readahead=self._readahead)
             system.keep_freed_memory()  # new batches reuse the memory of earlier ones
-            yield len(chunks)
-        except GeneratorExit:  # the loop has dropped the iterator, and will see no error
-            self._errors_by_pass.pop(pass_id, None)
-            raise
-        finally:
-            del self._open_passes[pass_id]
-            for batcher in batchers:
-                batcher.close()
+            read = partial(self._read, batchers, pass_start)
+            ranges = growing_ranges(pass_start.step, self.steps, self.batches_per_call)
+            elements = in_order(read, ranges, threads=self._batch_threads)
+            for several in stack.enter_context(closing(elements)):
+                yield from several
 
-    def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of (batch number, batch) of a pass. Each batch is a call into Python.
+    def _read(
+        self, batchers: Sequence[Batcher], pass_start: PassStart, steps: tuple[int, int]
+    ) -> Iterable[tuple[Any, ...]]:
+        """Return the arrays of the batches of the steps [first, stop).
 
-        The batch number is step * ranks + rank.
+        If they cannot be read together, they are read one by one when they are needed, so that the
+        batches before the one that fails come first.
         """
-        first_number = PassState.unpack(pass_state).start * self.ranks
-        batch_numbers = tf.data.Dataset.range(first_number, self.num_batches)
-        types = [spec.dtype for spec in self.layout.flat_specs]
-
-        def fetch(batch_number: tf.Tensor) -> tuple[tf.Tensor, Any]:
-            arrays = numpy_function_of(self.read_batch, [pass_state, batch_number], types)
-            return batch_number, self.layout.restore(arrays)
-
-        return batch_numbers.map(fetch, **self.map_options)
-
-    def read_batch(self, pass_state: Int64s, batch_number: np.int64) -> list[Array]:
-        """Read and decode one batch; return its arrays as the flat list of `Layout.flatten`.
-
-        The graph calls this for each batch of a pass, which is one iteration of the dataset.
-
-        Args:
-            pass_state: a `PassState` as an array. It has the id and the epoch of the pass.
-            batch_number: step * ranks + rank. With 2 ranks, number 7 is rank 1 of step 3.
-        """
-        state = PassState.unpack(pass_state)
-        step, rank = divmod(int(batch_number), self.ranks)  # 3, 1 for number 7 and 2 ranks
-        # The schedule has the ids of each batch. The batcher, which `_open_pass` has started for
-        # this pass, reads and decodes the records with these ids.
-        schedule, batcher = self.schedules[rank], self._open_passes[state.pass_id].batchers[rank]
-        (ids,) = schedule.batches(state.epoch, step, step + 1)
-        request = Request.of(schedule.sampler, state.epoch, step, ids, seeds=self.feed.seeded)
-        return self.layout.flatten(batcher(request))
-
-    def chunks(self, start: int) -> list[tuple[int, int]]:
-        """Return (first step, stop step) of each chunk of a pass that starts at step `start`.
-
-        The chunks have 1, 2, 4, … and then `batches_per_call` batches. The list is empty if each
-        call reads a single batch.
-        """
+        first, stop = steps
         if self.batches_per_call == 1:
-            return []
-        return [*growing_ranges(start, self.steps, self.batches_per_call)]
-
-    def read_chunk(self, pass_state: Int64s, chunk: np.int64) -> list[Array]:
-        """Read several batches of consecutive steps, which are called a chunk, at once.
-
-        Returns arrays with a row for each batch: `pass_state` in each row; the step, which is also
-        the batch number; the size of the batch; then an array for each field. For a chunk of the
-        steps 4 to 7, the array of steps is [4, 5, 6, 7].
-
-        A batch that cannot be read must not stop the loop before the batches in front of it were
-        used. So if step 6 fails, the good batches 4 and 5 are returned, and a third row, a
-        sentinel, marks the failure. In place of a step, this row has a negative number, -1 - 6 =
-        -7: the array of steps is [4, 5, -7]. The error is stored. When the loop gets to the third
-        row, the graph calls `end_pass`, which raises the stored error.
-
-        Args:
-            pass_state: a `PassState` as an array. It has the id and the epoch of the pass.
-            chunk: the index in the list of the chunks of this pass, which `_open_pass` has stored.
-        """
-        state = PassState.unpack(pass_state)
-        first, stop = self._open_passes[state.pass_id].chunks[int(chunk)]  # 4, 8
-        (schedule,) = self.schedules  # chunks are for a single rank
-        batches = schedule.batches(state.epoch, first, stop)  # the sample ids of each batch
-        batch_numbers = np.arange(first, stop)  # [4, 5, 6, 7]
+            return [self._read_step(batchers, pass_start, first)]
         try:
-            arrays = self._read_batches(state, first, batches)
+            return [self._read_rows(batchers[0], pass_start, first, stop)]
         except Exception:
-            num_readable = self._store_first_error(state, first, batches)  # 2: steps 4 and 5
-            if num_readable == len(batches):  # each can be read by itself: raise the error now
+            if stop - first == 1:
                 raise
-            failed_step = first + num_readable  # 6
-            batch_numbers = np.append(batch_numbers[:num_readable], -1 - failed_step)  # [4, 5, -7]
-            # The row that marks the failure must have a value in the array of each field. The loop
-            # never sees these values, so they are read from the first batch again.
-            batches = [*batches[:num_readable], batches[0]]
-            arrays = self._read_batches(state, first, batches)  # raises if the first batch failed
-        sizes = np.array([len(ids) for ids in batches])
-        return [np.tile(pass_state, (len(batch_numbers), 1)), batch_numbers, sizes, *arrays]
+        return (self._read_rows(batchers[0], pass_start, n, n + 1) for n in range(first, stop))
 
-    def _read_batches(self, state: PassState, first: int, batches: list[Int64s]) -> list[Array]:
-        """Read several batches at once; return an array [batches, samples, …] for each field.
+    def _read_step(
+        self, batchers: Sequence[Batcher], pass_start: PassStart, step: int
+    ) -> tuple[Any, ...]:
+        """Return the pass start, the step, and the arrays of its batches, rank after rank."""
+        arrays: list[Array] = []
+        for schedule, batcher in zip(self._schedules, batchers, strict=True):
+            (ids,) = schedule.batches(pass_start.epoch, step, step + 1)
+            drawn = schedule.sampler, pass_start.epoch, step, ids
+            arrays += self.layout.flatten(batcher(Request.of(*drawn, seeds=self.feed.seeded)))
+        return pass_start, step, *arrays
 
-        `batches` has the sample ids of each batch, and `first` is the step of the first batch. All
-        are read as if they were one large batch. Each array is then divided into the batches: 2
-        batches of 3 images [8, 8] become an array [2, 3, 8, 8]. If batches differ in size, the
-        shorter ones are padded.
+    def _read_rows(
+        self, batcher: Batcher, pass_start: PassStart, first: int, stop: int
+    ) -> tuple[Any, ...]:
+        """Return arrays with a row for each batch of the steps [first, stop), read as one batch.
+
+        They are the pass start, the step, the size of the batch, and each field: 2 batches of 3
+        images [8, 8] become an array [2, 3, 8, 8]. If batches differ in size, the shorter ones are
+        padded.
         """
-        ids = np.concatenate(batches)
-        # Only the user's functions need seeds, and a feed with functions never gets here.
-        request = Request.of(self.feed.sampler, state.epoch, first, ids, seeds=False)
-        (batcher,) = self._open_passes[state.pass_id].batchers  # only a single rank gets here
-        arrays = self.layout.flatten(batcher(request))
+        batches = self._schedules[0].batches(pass_start.epoch, first, stop)
         sizes = np.array([len(ids) for ids in batches])
-        if self.layout.batch_size is not None:  # all batches have the same size
-            return [array.reshape(len(sizes), sizes[0], *array.shape[1:]) for array in arrays]
+        # Only the user's functions need seeds, and a feed with functions never gets here.
+        ids = np.concatenate(batches)
+        request = Request.of(self.feed.sampler, pass_start.epoch, first, ids, seeds=False)
+        arrays = self.layout.flatten(batcher(request))
         max_size = max(1, sizes.max())  # TensorFlow crashes when it unbatches arrays of width 0
         is_sample = np.arange(max_size) < sizes[:, None]  # bool[batches, max_size]
-        return [_pad_rows(array, is_sample) for array in arrays]
-
-    def _store_first_error(self, state: PassState, first: int, batches: list[Int64s]) -> int:
-        """Read batches one by one until one fails, store its error, and return how many succeeded.
-
-        `first` is the step of the first batch. The error goes into `_errors_by_pass`.
-        """
-        for index, ids in enumerate(batches):
-            try:
-                self._read_batches(state, first + index, [ids])  # only to see whether it fails
-            except Exception as error:
-                self._errors_by_pass.setdefault(state.pass_id, {})[first + index] = error
-                return index
-        return len(batches)
+        rows = [_pad_rows(array, is_sample) for array in arrays]
+        return np.tile(pass_start, (len(sizes), 1)), np.arange(first, stop), sizes, *rows
 
 
 def _pad_rows(samples: Array, mask: npt.NDArray[np.bool_]) -> Array:
     """Return an array [batches, max_size, …]: the samples where the mask is True, else padding.
 
-    The mask is bool[batches, max_size], and `samples` has as many items as the mask has True.
     Padding is zeros or empty strings: samples 5 6 7 become the rows 5 6 and 7 0.
     """
+    if mask.all():
+        return samples.reshape(*mask.shape, *samples.shape[1:])
     padding = b"" if samples.dtype == object else 0
     out = np.full((*mask.shape, *samples.shape[1:]), padding, samples.dtype)
     out[mask] = samples

@@ -41,8 +41,8 @@ _KEYS = count()
 class _CallCounter:
     """Count the running calls of TensorFlow's threads into Python; refuse calls at exit.
 
-    Each call is a `with` block of this object. Without it, the exit of the program can hang: a
-    running call waits for the interpreter lock, and the interpreter waits for TensorFlow.
+    Otherwise the exit could hang: a call waits for the interpreter lock, and the interpreter for
+    TensorFlow.
     """
 
     def __init__(self) -> None:
@@ -82,17 +82,9 @@ atexit.register(lambda: _call_counter().wait_at_exit())
 def release_in_thread(references: list[Any], /) -> None:
     """Destroy a TensorFlow iterator, the only item of the list `references`, in a new thread.
 
-    Destroying an iterator blocks until the threads of its pipeline have ended. The garbage
-    collector may destroy it in a thread that holds a lock which those threads need: a deadlock. A
-    new thread holds no lock.
-
-    Python destroys an object when the last reference to it is deleted. So the new thread waits
-    until only the list refers to the iterator, and then clears the list. After `_EXIT_TIMEOUT`
-    seconds it clears the list in any case.
-
-    The caller waits for the new thread, for at most `_RELEASE_TIMEOUT` seconds, so that the
-    pipeline has usually ended when this returns. It does not wait if something else refers to the
-    iterator: that may be the caller itself.
+    Destroying an iterator blocks until its pipeline has ended. The garbage collector may do so in a
+    thread that holds a lock which the pipeline needs: a deadlock. So a new thread waits until only
+    the list refers to the iterator, and clears the list.
     """
     released = threading.Event()
     has_last_reference = not _has_other_references(references)
@@ -120,15 +112,10 @@ def _has_other_references(references: list[Any]) -> bool:
 
 
 def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
-    """Let a graph call a bound method by `tf.numpy_function`, and return its results as tensors.
+    """Let a graph call a bound method, and return its results, of dtypes `types`, as tensors.
 
-    The graph does not keep the method's object alive: it calls the method by name, on the object
-    that is registered under a key.
-
-    Args:
-        method: called with arrays whenever the graph runs.
-        inputs: tensors; their values are the arguments.
-        types: the dtypes of the results.
+    The graph calls the method by name, on the object that is registered under a key, and so does
+    not keep the object alive.
     """
     key, name = _register(method)
 
@@ -145,18 +132,14 @@ def generator_dataset(
 ) -> tf.data.Dataset:
     """Make a dataset of the items that a generator method yields, called with `inputs`.
 
-    The generator is closed when the dataset's iterator ends or is destroyed. The graph keeps the
-    method's object alive only while the generator runs.
+    The generator is closed when the dataset's iterator ends or is destroyed.
     """
     generate = partial(_generate, *_register(method))
     return tf.data.Dataset.from_generator(generate, args=tuple(inputs), output_signature=spec)
 
 
 def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
-    """Yield the items of the generator method `name` of the object registered under `key`.
-
-    `inputs` are the arguments of the method. No item is None.
-    """
+    """Yield the items of the generator method `name` of the object registered under `key`."""
     with _registered_object(key) as instance, closing(getattr(instance, name)(*inputs)) as items:
         while True:
             with _call_counter():  # counts the call: the exit of the program waits for it
@@ -167,11 +150,7 @@ def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
 
 
 def _register(method: Callable[..., Any]) -> tuple[int, str]:
-    """Store a weak reference to the object of a bound method.
-
-    Returns:
-        The key by which `_registered_object` finds the object, and the name of the method.
-    """
+    """Store a weak reference to the object of a method; return its key and the method's name."""
     instance: Any = method.__self__  # type: ignore[attr-defined]
     key = next(_KEYS)
     _OBJECTS[key] = instance
@@ -182,11 +161,7 @@ def _register(method: Callable[..., Any]) -> tuple[int, str]:
 def _registered_object(key: int) -> Iterator[Any]:
     """Yield the object registered under `key`; store an exception of the `with` block in it.
 
-    TensorFlow turns the exception into an error of its own. `original_errors` finds the exception
-    in the object's attribute `raised`, the list of its last exceptions.
-
-    Raises:
-        RuntimeError: the object was destroyed.
+    `original_errors` finds the exception there, as TensorFlow raises an error of its own.
     """
     instance = _OBJECTS.get(key)
     if instance is None:

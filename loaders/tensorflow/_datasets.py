@@ -26,18 +26,10 @@ class _Adapter(Adapter):
     """Adapt a loader to Keras on TensorFlow, which trains on its dataset."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return the dataset that `fit` trains on.
+        """Return the dataset that `fit` trains on: the loader's, or a dataset of the user as it is.
 
-        Args:
-            backend: Keras's backend.
-            arrange: a function that turns a batch into (inputs, targets), to be mapped over the
-                loader's dataset; or a dataset of such pairs, which the user has made from it. A
-                dataset is returned as it is.
-            model: the model to train. If a `tf.distribute` strategy runs it on several replicas,
-                the dataset of a `TensorFlowLoader` has for each replica the batches of one rank.
-
-        Raises:
-            ValueError: `arrange` is a dataset, and its length is not that of an epoch.
+        If a `tf.distribute` strategy runs the model on several replicas, a `TensorFlowLoader` has a
+        dataset for each, with the batches of one rank.
         """
         loader = self.loader
         if not callable(arrange):
@@ -139,14 +131,12 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         check_process()
         if validate.choice("order", order, (None, "unchecked")) is None:
             adapter_of(self).check_position(dataset)
-        self._end_pass_and_tracking()
-        epoch, start = self.run.start_pass()
+        epoch, start = self._new_pass()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
         # From now on, this loop sets the loader's position, and the end of an iteration does not.
         # `reshardable`: whether a `tf.distribute` strategy may divide the batches, so that the
         # sampler must allow it. A strategy never divides a plain dataset.
         self.run.track_from(epoch, start, reshardable=distributed)
-        self.meter.start(start)
         running = _Pass(self, dataset)
         # `divided`: whether each process receives other samples than the other processes. There are
         # three kinds of datasets:
@@ -192,10 +182,7 @@ def _process() -> int:
 
 
 def check_process() -> None:
-    """Raise RuntimeError in a forked child, where TensorFlow would wait for threads for ever.
-
-    A fork copies no threads: those of the parent process do not run in the child.
-    """
+    """Raise RuntimeError in a forked child, which has none of TensorFlow's threads."""
     if _process() != os.getpid():
         raise RuntimeError(
             "TensorFlow does not work in a forked child of a process that has used it: start the "

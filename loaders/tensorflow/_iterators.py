@@ -18,13 +18,8 @@ atexit.register(setattr, _OwnedIterator, "__del__", lambda _: None)
 def destroy_iterators_in_thread(dataset: Any, /) -> Any:
     """Mark a dataset so that its iterators are destroyed in a new thread; return the dataset.
 
-    Destroying an iterator waits for the threads of its pipeline. The garbage collector may do so in
-    a thread that holds a lock which they need: a deadlock. A new thread holds no lock.
-
-    An iterator of a downstream dataset, such as `dataset.map(f)`, waits for the same threads. But
-    the user makes the downstream dataset later, and it has no mark. So TensorFlow's iterator class
-    gets a destructor. It looks for the mark in the iterator's dataset and in all datasets upstream,
-    from which this dataset was made.
+    TensorFlow's iterator class gets a destructor, which looks for the mark in the iterator's
+    dataset and in all datasets upstream: the user makes downstream datasets later.
     """
     if isinstance(dataset, tf.data.Dataset):
         dataset._destroyed_in_thread = True
@@ -33,12 +28,7 @@ def destroy_iterators_in_thread(dataset: Any, /) -> Any:
 
 
 def _destroy_marked_iterator(iterator: Any) -> None:
-    """Destructor of TensorFlow's iterators: destroy those of a loader's datasets in a new thread.
-
-    `destroy_iterators_in_thread` has marked the datasets of loaders. Destroying an iterator waits
-    for the threads of its pipeline. The garbage collector may call this destructor in a thread that
-    holds a lock which those threads need, and waiting here would be a deadlock.
-    """
+    """Destroy an iterator of TensorFlow; if a loader's dataset is upstream, in a new thread."""
     attributes = vars(iterator)
     # In a graph, the resource is a symbolic tensor, and there is nothing to destroy.
     is_eager = isinstance(attributes.get("_iterator_resource"), tf.__internal__.EagerTensor)

@@ -21,11 +21,8 @@ from twinfeed.loaders.support.array_types import Array
 class Layout:
     """The mapping of a batch to a flat list of tensors, with their `TensorSpec`s.
 
-    The specs are as static as possible.
-
-    Attributes:
-        batch_size: the size of every batch, or None if batches differ in size.
-        specs: by field name, the specs of its tensors: one, or [values, lengths] if it is ragged.
+    `batch_size` is the size of every batch, or None. `specs` has, by field name, the specs of its
+    tensors: one, or [values, lengths] if it is ragged.
     """
 
     def __init__(self, feed: Feed, batch_size: int | None, reader: FieldReader) -> None:
@@ -54,7 +51,7 @@ class Layout:
         return [array for name in self.specs for array in _arrays_of(batch[name])]
 
     def restore(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
-        """Make a batch, a dict by field name, of a flat list of tensors. It reverts `flatten`."""
+        """Make a batch, a dict by field name, of a flat list of tensors."""
         tensors = iter(flat)
         return {
             name: _join([next(tensors) for _ in specs], specs) for name, specs in self.specs.items()
@@ -70,8 +67,7 @@ def _tensor_spec(array: Array, size: int | None, shape: Sequence[int | None]) ->
 def _sample_shape(recipe: Recipe, name: str, array: Array) -> Sequence[int | None]:
     """Return the static shape of one sample of a field that is not ragged.
 
-    A size that may differ between batches is None: padded images, for example, have the shape
-    [None, None]. `array` is the field in some batch: its first axis counts the samples.
+    A size that may differ between batches is None. `array` is the field in some batch.
     """
     spec, collate = recipe.shapes  # each field's `FieldSpec`, and the user's `collate` argument
     if mode_of(collate, name) == "pad":
@@ -81,10 +77,7 @@ def _sample_shape(recipe: Recipe, name: str, array: Array) -> Sequence[int | Non
 
 
 def _arrays_of(value: Any) -> list[Array]:
-    """Return a value of a batch as a list of arrays: [values, lengths] if it is `Ragged`, else one.
-
-    A list of strings becomes an array of objects.
-    """
+    """Return a value of a batch as arrays: [values, lengths] if it is `Ragged`, else one."""
     if isinstance(value, Ragged):
         return [value.values, value.lengths]
     if not isinstance(value, list):
@@ -95,10 +88,7 @@ def _arrays_of(value: Any) -> list[Array]:
 
 
 def _join(tensors: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Set the static shapes of a field's tensors, and return the field's single tensor.
-
-    Two tensors are the values and the row lengths of a ragged tensor.
-    """
+    """Set the static shapes of a field's tensors, and return the field's single tensor."""
     for tensor, spec in zip(tensors, specs, strict=True):
         tensor.set_shape(spec.shape)
     return tf.RaggedTensor.from_row_lengths(*tensors) if len(tensors) == 2 else tensors[0]

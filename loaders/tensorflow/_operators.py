@@ -20,11 +20,7 @@ _ADVISE_ORDER = (
 
 
 def check_batch_order(dataset: Any, loader: Loader[Any], /) -> None:
-    """Raise ValueError unless element n of a dataset is batch n of a loader.
-
-    The dataset must be made of `loader.dataset` by operators that keep the order of batches, such
-    as `loader.dataset.map(f).take(3)`, or `loader.dataset.unbatch().map(f).batch(n)`.
-    """
+    """Raise ValueError unless element n of a dataset is batch n of a loader."""
     # The dataset and all that it is made of, back from the last operator: in the example, the
     # datasets of `take`, of `map`, and of the loader.
     datasets = list(_upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
@@ -48,10 +44,7 @@ def check_batch_order(dataset: Any, loader: Loader[Any], /) -> None:
 
 
 def _operators_on_batches(datasets: list[Any], batch_size: int | None) -> Iterator[str]:
-    """Yield the operators of datasets, from the last to the first, but for those on single records.
-
-    `unbatch().map(parse).batch(8)` is left out if all batches have 8 records: it gives them again.
-    """
+    """Yield the operators of datasets, the last first, but for those on single records."""
     on_records = False
     for dataset in datasets:
         operator = _operator(dataset)
@@ -69,11 +62,7 @@ def _operators_on_batches(datasets: list[Any], batch_size: int | None) -> Iterat
 
 
 def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yield a dataset and, recursively, the datasets that it is made of, up to a loader's own.
-
-    For `loader.dataset.map(f).take(3)`: the dataset of `take`, the dataset of `map`, and
-    `loader.dataset`. A loader's own dataset is made of internal datasets, which are not yielded.
-    """
+    """Yield a dataset and, recursively, the datasets that it is made of, up to a loader's own."""
     yield dataset
     if _source(dataset) is None:  # not a loader's own dataset
         for upstream in dataset._inputs():

@@ -21,26 +21,17 @@ def num_workers() -> int:
 def auto_shard_policy(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
     """Return how a `tf.distribute` strategy shall divide the batches of a sampler's dataset.
 
-    DATA: each process gets a part of the records of each batch. OFF, if the sampler is sharded:
-    each process gets the whole batches of its dataset.
+    DATA: each process gets a part of each batch. OFF, if the sampler is sharded: whole batches.
     """
     policy = tf.data.experimental.AutoShardPolicy
     return policy.OFF if sampler.sharded else policy.DATA
 
 
 def check_auto_shard(sampler: BatchStream, /) -> None:
-    """Check that a `tf.distribute` strategy may divide a sampler's batches among its processes.
+    """Raise ValueError, or warn, if a strategy may not divide batches among its processes.
 
-    With 2 processes, each process gets half of the records of every batch. But if the sampler is
-    sharded, a process gets the whole batches of its dataset. A user who has other files in each
-    process calls `shard(0, 1)` for that: the sampler is then sharded, as rank 0 of 1.
-
-    Warns if the sampler is sharded or is for an evaluation: nothing ensures then that all processes
-    together have each record exactly once, so a metric over them is not exact.
-
-    Raises:
-        ValueError: the batches are divided already, for one of several ranks. Or they are those of
-            a `PKBatchSampler`, P classes with K records each: some process would not get all K.
+    A sharded sampler has batches that are divided already, and of a `PKBatchSampler` some process
+    would not get all K. The warning is for a metric over all processes, which would not be exact.
     """
     processes = num_workers()
     if processes == 1:

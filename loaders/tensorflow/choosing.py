@@ -11,10 +11,15 @@ import tensorflow as tf
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.loop.selector import Choices, Selector, SourceOf
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
-from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
-from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
-from twinfeed.loaders.tensorflow._pipeline import dataset_of, unwrap, wrap
+from twinfeed.loaders.tensorflow._callbacks import generator_dataset, numpy_function_of
+from twinfeed.loaders.tensorflow._datasets import DatasetLoader
+from twinfeed.loaders.tensorflow._pipeline import (
+    PASS_START_SPEC,
+    GraphSource,
+    dataset_of,
+    unwrap,
+    wrap,
+)
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.loaders.tensorflow.feed_datasets import SourceDatasets
 from twinfeed.samplers import BatchStream, validate
@@ -83,51 +88,36 @@ def choose(
     [10 11  0  1]
     [20 21 22 12 13 14]
     """
-    return _ChoosingLoader(
-        sampler,
-        datasets,
-        source=source,
-        replay=replay,
-        labels=labels,
-        device=device,
-        prefetch=prefetch,
-    )
+    groups = None
+    if isinstance(datasets, SourceDatasets):
+        # All have the element spec of the first: it is enough to make this one.
+        groups, examples = datasets.checked_group_schedule(sampler, source), [datasets[0]]
+    else:
+        datasets = examples = list(datasets)
+    # Made only for its element spec. TensorFlow raises if the specs of the datasets differ.
+    chosen = tf.data.Dataset.choose_from_datasets(examples, tf.data.Dataset.range(0))
+    loader = _ChoosingLoader(Choices(sampler, len(datasets), source, groups), datasets)
+    loader.spec = chosen.element_spec
+    loader.replay = validate.flag("replay", replay)
+    loader.labels = validate.flag("labels", labels)
+    loader.device = device if device is None else chosen_device(device)
+    loader.prefetch = validate.integer("prefetch", prefetch, minimum=0)
+    return loader
 
 
 class _ChoosingLoader(DatasetLoader[Any]):
-    """The loader that `choose` returns."""
+    """The loader that `choose` returns, which sets its options."""
 
-    _shared = ("_sampler", "_datasets")
+    _shared = ("_sampler", "datasets")
+    spec: Any
+    replay: bool
+    labels: bool
 
-    def __init__(
-        self,
-        sampler: BatchStream,
-        datasets: Sequence[tf.data.Dataset],
-        *,
-        source: SourceOf | None,
-        replay: bool,
-        labels: bool,
-        device: str | None,
-        prefetch: int,
-    ) -> None:
-        groups = None
-        if isinstance(datasets, SourceDatasets):
-            # All have the element spec of the first: it is enough to make this one.
-            groups, examples = datasets.checked_group_schedule(sampler, source), [datasets[0]]
-        else:
-            datasets = examples = list(datasets)
-        # Made only for its element spec. TensorFlow raises if the specs of the datasets differ.
-        chosen = tf.data.Dataset.choose_from_datasets(examples, tf.data.Dataset.range(0))
-        self._choices = Choices(sampler, len(datasets), source, groups)
-        super().__init__(sampler)
-        self._datasets, self._spec = datasets, chosen.element_spec
-        self.replay = validate.flag("replay", replay)
-        self.labels = validate.flag("labels", labels)
-        self.device = device if device is None else chosen_device(device)
-        self.prefetch = validate.integer("prefetch", prefetch, minimum=0)
+    def __init__(self, choices: Choices, datasets: Sequence[tf.data.Dataset]) -> None:
+        super().__init__(choices.sampler)
+        self.choices, self.datasets = choices, datasets
 
     def _make_dataset(self) -> tf.data.Dataset:
-        check_process()
         return dataset_of(ElementSource(self), self.prefetch)
 
 
@@ -139,42 +129,41 @@ class ChoiceSource(GraphSource):
         self.choices = choices
         self._steps_per_call = steps_per_draw(self.sampler.batch_size)
 
-    def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of (step, dataset index of each sample) of a pass."""
-        batches = self._batch(self._choice_dataset(pass_state), self._sizes_of(pass_state))
-        return tf.data.Dataset.zip((self._steps_of_pass(pass_state), batches))
+    def elements(self) -> tf.data.Dataset:
+        return generator_dataset(self.pass_starts, PASS_START_SPEC).flat_map(self.batches_of)
 
-    def sizes(self, pass_state: Int64s) -> Int64s:
+    def batches_of(self, pass_start: tf.Tensor) -> tf.data.Dataset:
+        """Return the dataset of ((pass start, step, dataset index of each sample),) of a pass."""
+        batches = self._batch(self._choice_dataset(pass_start), self._sizes_of(pass_start))
+        numbered = tf.data.Dataset.zip((self._steps_of_pass(pass_start), batches))
+        return numbered.map(lambda step, batch: ((pass_start, step, batch),))
+
+    def sizes(self, pass_start: Int64s) -> Int64s:
         """Return the number of samples of each batch of a pass, int64[steps]."""
-        state = PassState.unpack(pass_state)
-        starts, stops = self.sampler.rank_slices(state.epoch, state.start, self.steps)
+        epoch, start, _ = pass_start.tolist()
+        starts, stops = self.sampler.rank_slices(epoch, start, self.steps)
         return stops - starts
 
-    def draw_indices(self, pass_state: Int64s, step: np.int64) -> Int64s:
-        """Return, for several batches, the index of the dataset that each sample comes from.
-
-        The batches are of `_steps_per_call` steps from `step` on, or of fewer steps at the end of
-        the epoch. If the samples of the first batch come from datasets 1 and 0, and the samples of
-        the second batch from datasets 2 and 1, [1, 0, 2, 1] is returned, int64[samples].
-        """
-        epoch, start = PassState.unpack(pass_state).epoch, int(step)
+    def draw_indices(self, pass_start: Int64s, step: np.int64) -> Int64s:
+        """Return the index of the dataset of each sample of several batches, int64[samples]."""
+        epoch, start = int(pass_start[0]), int(step)
         stop = min(start + self._steps_per_call, self.steps)
         # A source of `Choices` is a dataset here: source number 2 is the dataset with the index 2.
-        batches = self.choices.source_numbers(epoch, start, stop)  # [[1, 0], [2, 1]]
+        batches = self.choices.source_numbers(epoch, start, stop)
         for offset, dataset_indices in enumerate(batches):
             self.check_shapes(dataset_indices, epoch, start + offset)
-        return np.concatenate(batches)  # [1, 0, 2, 1]
+        return np.concatenate(batches)
 
     def check_shapes(self, dataset_indices: Int64s, epoch: int, step: int) -> None:
-        """Do nothing. A subclass raises ValueError if elements of a batch cannot be stacked."""
+        """Do nothing; a subclass raises ValueError if elements of a batch cannot be stacked."""
 
-    def _steps_of_pass(self, pass_state: tf.Tensor, every: int = 1) -> tf.data.Dataset:
+    def _steps_of_pass(self, pass_start: tf.Tensor, every: int = 1) -> tf.data.Dataset:
         """Return the dataset of the steps of a pass; with `every=4`, only each fourth step."""
-        return tf.data.Dataset.range(PassState.unpack(pass_state).start, self.steps, every)
+        return tf.data.Dataset.range(pass_start[1], self.steps, every)
 
-    def _sizes_of(self, pass_state: tf.Tensor) -> tf.Tensor:
+    def _sizes_of(self, pass_start: tf.Tensor) -> tf.Tensor:
         """Return the number of samples of each batch of a pass as a tensor."""
-        sizes = numpy_function_of(self.sizes, [pass_state], tf.int64)
+        sizes = numpy_function_of(self.sizes, [pass_start], tf.int64)
         sizes.set_shape([None])
         return sizes
 
@@ -187,30 +176,26 @@ class ChoiceSource(GraphSource):
         # failed, this batch would fail.
         return elements.batch(1).rebatch(sizes)
 
-    def _choice_dataset(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the choice dataset of a pass, as `choose_from_datasets` takes it.
+    def _choice_dataset(self, pass_start: tf.Tensor) -> tf.data.Dataset:
+        """Return the dataset of the dataset index of each sample of a pass, as int64 scalars.
 
-        A pass is one iteration, and `pass_state` says where it starts. The elements are int64
-        scalars: for each sample of the pass, the index of the dataset that it comes from.
-
-        A call into Python takes long. So each call of `draw` returns the indices for
-        `_steps_per_call` steps from `step` on, and `unbatch` makes scalars of them.
+        A call into Python takes long, so each draws the indices of several steps.
         """
 
         def draw(step: tf.Tensor) -> tf.Tensor:
-            dataset_indices = numpy_function_of(self.draw_indices, [pass_state, step], tf.int64)
+            dataset_indices = numpy_function_of(self.draw_indices, [pass_start, step], tf.int64)
             dataset_indices.set_shape([None])
             return dataset_indices
 
-        return self._steps_of_pass(pass_state, every=self._steps_per_call).map(draw).unbatch()
+        return self._steps_of_pass(pass_start, every=self._steps_per_call).map(draw).unbatch()
 
 
 class ElementSource(ChoiceSource):
     """Let a graph read batches of elements that a sampler chooses from several datasets."""
 
     def __init__(self, loader: _ChoosingLoader) -> None:
-        super().__init__(loader, loader._choices)
-        self._datasets, self._spec = loader._datasets, loader._spec
+        super().__init__(loader, loader.choices)
+        self._datasets, self._spec = loader.datasets, loader.spec
         self._replay, self._labels = loader.replay, loader.labels
         # Those of `source_datasets(feed)` have the same shapes, and are made anew in each pass.
         user_datasets = [] if isinstance(self._datasets, SourceDatasets) else self._datasets
@@ -224,21 +209,20 @@ class ElementSource(ChoiceSource):
             variants = [tf.data.experimental.to_variant(dataset) for dataset in user_datasets]
             self._variants = tf.stack(variants) if user_datasets else None
 
-    def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of (step, batch) of a pass, or of (step, (batch, labels)).
+    def batches_of(self, pass_start: tf.Tensor) -> tf.data.Dataset:
+        """Return the dataset of ((pass start, step, batch),) of a pass; `batch` may have labels.
 
-        If one of the datasets runs out of elements, `choose_from_datasets` ends without an error.
-        So the length of each batch is compared with the size that the sampler has drawn. For a
-        batch that is too short, `raise_ended` names the dataset. Empty batches are appended in case
-        that a dataset has ended after a full batch.
+        If a dataset runs out of elements, `choose_from_datasets` ends without an error. So each
+        batch is compared with its size, and `raise_ended` names the dataset. Empty batches are
+        appended in case that a dataset has ended after a full batch.
         """
-        variants = tf.unstack(self._variants_of(pass_state), len(self._datasets))
+        variants = tf.unstack(self._variants_of(pass_start), len(self._datasets))
         elements = tf.data.Dataset.choose_from_datasets(
             [tf.data.experimental.from_variant(variant, self._spec) for variant in variants],
-            self._choice_dataset(pass_state),
+            self._choice_dataset(pass_start),
             stop_on_empty_dataset=True,
         )
-        sizes = self._sizes_of(pass_state)
+        sizes = self._sizes_of(pass_start)
         batches = self._batch(elements, sizes)
         spec = batches.element_spec
         # (length 0, a wrapped batch of nothing), in place of a batch that is missing.
@@ -249,44 +233,38 @@ class ElementSource(ChoiceSource):
 
         def check_length(
             step: tf.Tensor, size: tf.Tensor, row: Any, *labels: tf.Tensor
-        ) -> tuple[tf.Tensor, Any]:
-            """Return (step, batch); raise ValueError if the batch is shorter than `size`."""
+        ) -> tuple[tuple[tf.Tensor, tf.Tensor, Any]]:
+            """Return ((pass start, step, batch),); raise ValueError if the batch is too short."""
             length, batch = row
             is_full = tf.cond(
                 length < size,
-                lambda: numpy_function_of(self.raise_ended, [pass_state, step, length], tf.bool),
+                lambda: numpy_function_of(self.raise_ended, [pass_start, step, length], tf.bool),
                 lambda: True,
             )
             with tf.control_dependencies([is_full]):  # or the graph would leave the check out
                 batch = unwrap(tf.identity(batch), spec)
             batch = (batch, *labels) if labels else batch
-            return step, _set_batch_size(batch, self.sampler.fixed_size)
+            return ((pass_start, step, _set_batch_size(batch, self.sampler.fixed_size)),)
 
         rows = rows.concatenate(empty_batch.repeat())
-        parts = [self._steps_of_pass(pass_state), tf.data.Dataset.from_tensor_slices(sizes), rows]
+        parts = [self._steps_of_pass(pass_start), tf.data.Dataset.from_tensor_slices(sizes), rows]
         if self._labels:
-            parts.append(self._batch(self._choice_dataset(pass_state), sizes))
+            parts.append(self._batch(self._choice_dataset(pass_start), sizes))
         return tf.data.Dataset.zip(tuple(parts)).map(check_length)
 
-    def _variants_of(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Return the datasets that a pass reads, each from the element where it must start.
+    def _variants_of(self, pass_start: tf.Tensor) -> tf.Tensor:
+        """Return the datasets that a pass reads, as a variant tensor [datasets].
 
-        A pass is one iteration over the loader, and `pass_state` says at which step it starts. In a
-        graph, a list of datasets is a variant tensor [datasets]: each item is a dataset as a
-        scalar, which `from_variant` turns into a dataset again. There are three cases:
-
-        1. `SourceDatasets` makes datasets that start at the samples of this step.
-        2. Datasets of the user start at their first element.
-        3. With `replay=True`, datasets of the user skip the elements that earlier steps, of all
-           epochs, have drawn: if 5 were drawn from dataset 0 and 3 from dataset 1, they skip 5
-           and 3. So a run that is resumed here reads the same elements as a run without a stop.
+        `SourceDatasets` start at the samples of the pass. Datasets of the user start at their first
+        element; with `replay`, they skip the elements that earlier steps, of all epochs, have
+        drawn.
         """
         if isinstance(self._datasets, SourceDatasets):
-            return self._datasets.variants(pass_state)
+            return self._datasets.variants(pass_start)
         if not self._replay:
             return self._variants
         # How many elements were drawn from each dataset before this step: [5, 3].
-        counts = numpy_function_of(self.counts_before_pass, [pass_state], tf.int64)
+        counts = numpy_function_of(self.counts_before_pass, [pass_start], tf.int64)
         counts.set_shape([len(self._datasets)])
 
         def skip(variant_and_count: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -300,7 +278,7 @@ class ElementSource(ChoiceSource):
     def check_shapes(self, dataset_indices: Int64s, epoch: int, step: int) -> None:
         """Raise ValueError if a batch has elements whose static shapes are not compatible.
 
-        `dataset_indices` says from which dataset each element of the batch comes.
+        TensorFlow mixes some of them up without an error.
         """
         if not self._shapes_differ:
             return
@@ -318,18 +296,14 @@ class ElementSource(ChoiceSource):
                     )
                 known[component] = (first, known_shape.merge_with(shape))
 
-    def counts_before_pass(self, pass_state: Int64s) -> Int64s:
+    def counts_before_pass(self, pass_start: Int64s) -> Int64s:
         """Return the number of elements drawn from each dataset before a pass, int64[datasets]."""
-        state = PassState.unpack(pass_state)
-        return self.choices.counts_before(state.epoch, state.start)
+        epoch, step, _ = pass_start.tolist()
+        return self.choices.counts_before(epoch, step)
 
-    def raise_ended(self, pass_state: Int64s, step: np.int64, length: np.int64) -> None:
-        """Raise ValueError that names the dataset that ran out of elements.
-
-        The batch of this step has only `length` elements, so its element with the index `length`
-        is the one that was missing.
-        """
-        epoch = PassState.unpack(pass_state).epoch
+    def raise_ended(self, pass_start: Int64s, step: np.int64, length: np.int64) -> None:
+        """Raise ValueError that names the dataset which lacks element `length` of a batch."""
+        epoch = int(pass_start[0])
         (indices,) = self.choices.source_numbers(epoch, int(step), int(step) + 1)
         raise ValueError(
             f"dataset {indices[length]} (of {self.choices.sources}) has ended in step {step} of "
@@ -378,5 +352,4 @@ def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
     [1 1 0 0]
     [2 2 1 1]
     """
-    check_process()
     return dataset_of(ChoiceSource(selector, selector.choices), prefetch=1)

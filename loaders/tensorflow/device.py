@@ -14,8 +14,8 @@ def prefetch_to_device(
 
     Args:
         dataset: the pipeline.
-        device: a name such as "/GPU:0"; by default the first GPU that TensorFlow sees, else the
-            CPU.
+        device: a name such as "/GPU:0" or "gpu"; by default the first GPU that TensorFlow sees,
+            else the CPU.
         prefetch: the number of batches.
 
     Raises:
@@ -39,8 +39,9 @@ def chosen_device(device: str | None, /) -> str:
     names = ["/" + name.rpartition("/")[2].removeprefix("device:") for name in full_names]
     if device is None:
         return next((name for name in names if name.startswith("/GPU")), "/CPU:0")
-    # As TensorFlow, take "CPU:0", "cpu:0" and "/device:CPU:0" too.
+    # As TensorFlow, take "CPU:0", "cpu:0" and "/device:CPU:0" too, and as torch "cpu".
     name = "/" + str(device).lstrip("/").removeprefix("device:").upper()
+    name = name if ":" in name else f"{name}:0"
     if name not in names:
         raise ValueError(f"device must be one that TensorFlow sees, {names}, got {device!r}")
     return name

@@ -14,12 +14,12 @@ import tensorflow as tf
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.collate import mode_of
+from twinfeed.loaders.loop.run import PassStart
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._datasets import check_process
-from twinfeed.loaders.tensorflow._graph_source import PassState
 from twinfeed.loaders.tensorflow._iterators import destroy_iterators_in_thread
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers import BatchStream
@@ -97,23 +97,11 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return SourceDatasets, (self._feed,)
 
     def checked_group_schedule(self, sampler: BatchStream, source: Any) -> Schedule:
-        """Check the arguments of `choose`, and return from which dataset each sample comes.
+        """Check the arguments of `choose`, and return the schedule of the dataset of each sample.
 
-        `choose(sampler, datasets, source=…)` needs the dataset of each sample that the sampler
-        draws. Here the feed's sampler determines it: dataset n has the samples of class n, of set n
-        or of segment n, which is called group n. So `choose` must get the feed's sampler, and no
-        function `source` of the user.
-
-        Args:
-            sampler: the argument of `choose`.
-            source: the argument of `choose`, which must be None.
-
-        Returns:
-            the schedule of the feed's sampler, with the group of each sample in place of its id. If
-            sample 7 is of group 2, and sample 3 of group 0, the batch [7, 3] becomes [2, 0].
-
-        Raises:
-            ValueError: `sampler` draws other samples than the feed's, or `source` is not None.
+        Dataset n has the samples of class, set or segment n, which is called group n. So `choose`
+        must get the feed's sampler, and no function `source` of the user. If sample 7 is of group
+        2, and sample 3 of group 0, the batch [7, 3] becomes [2, 0].
         """
         expected = self._feed.sampler
         is_same_rank = (sampler.rank, sampler.world_size) == (expected.rank, expected.world_size)
@@ -130,56 +118,38 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 
     def __getitem__(self, group: Any) -> Any:
         check_process()
-        pass_state = tf.zeros(5, tf.int64)  # a `PassState` of epoch 0, from step 0 on
+        pass_start = tf.zeros(3, tf.int64)  # a `PassStart` of epoch 0, from step 0 on
         # `range` raises IndexError if there is no such group, and makes -1 the last group.
-        dataset = self._dataset(pass_state, range(len(self))[group])
+        dataset = self._dataset(pass_start, range(len(self))[group])
         dataset.twinfeed_owner = self  # keeps this object alive, whose method the graph calls
         return destroy_iterators_in_thread(dataset)
 
-    def variants(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Return a dataset for each group of the sampler, for one pass of the loader.
-
-        A group is a class, a set or a segment (a part of a shuffled sequence) that the sampler
-        draws from. A pass is one iteration of the loader, and `pass_state` says where it starts.
-
-        A graph can only pass tensors on, so each dataset is wrapped into a scalar tensor (a
-        "variant"). For 3 groups, the result is a variant tensor of shape [3]. `from_variant` makes
-        a dataset of each scalar again.
-        """
+    def variants(self, pass_start: tf.Tensor) -> tf.Tensor:
+        """Return a dataset for each group of the sampler, for a pass: a variant tensor [groups]."""
         return tf.map_fn(
-            lambda group: tf.data.experimental.to_variant(self._dataset(pass_state, group)),
+            lambda group: tf.data.experimental.to_variant(self._dataset(pass_start, group)),
             tf.range(len(self), dtype=tf.int64),
             fn_output_signature=tf.TensorSpec([], tf.variant),
         )
 
-    def _dataset(self, pass_state: tf.Tensor, group: Any) -> tf.data.Dataset:
-        """Return the dataset of the samples that the sampler draws from one group, such as class 2.
-
-        For a sampler of sets or segments (parts of a shuffled sequence), the group is the number of
-        a set or a segment. Each element of the dataset is a sample, a dict of its fields.
-
-        `pass_state` is the tensor of a `PassState`: the samples are of its epoch, from its step on.
-        """
+    def _dataset(self, pass_start: tf.Tensor, group: Any) -> tf.data.Dataset:
+        """Return the dataset of the samples, dicts of fields, that a pass draws from one group."""
         specs = tuple(self._layout.flat_specs)  # of the arrays, which are a flat list in the graph
         # Each element is the arrays of several samples: `samples` reads them at once.
-        samples = generator_dataset(self.samples, specs, (pass_state, group))
+        samples = generator_dataset(self.samples, specs, (pass_start, group))
         # `restore` makes a dict by field name of the flat list, and `unbatch` makes single samples.
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
-    def samples(self, pass_state: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
-        """Read the samples that the sampler draws from one group, such as class 2.
+    def samples(self, pass_start: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
+        """Read the samples that a pass draws from one group, several at once as stacked arrays.
 
-        For a sampler of sets or segments (parts of a shuffled sequence), the group is the number of
-        a set or a segment. `pass_state` has the epoch, and the step to start at.
-
-        Yields the samples in the order in which they are drawn, several at once as stacked arrays:
-        the samples of the group in the next `_BATCHES_PER_READ` batches that have any.
+        They come in the order in which they are drawn.
         """
-        state, sampler = PassState.unpack(pass_state), self._feed.sampler
+        start, sampler = PassStart(*pass_start.tolist()), self._feed.sampler
         max_steps = max(1, _MAX_PREFETCHED // max(1, sampler.batch_size))
-        for first, stop in growing_ranges(state.start, len(sampler), max_steps):
+        for first, stop in growing_ranges(start.step, len(sampler), max_steps):
             # One request for each batch that has samples of the group.
-            group_requests = self._requests_by_group(state.epoch, first, stop).get(int(group), [])
+            group_requests = self._requests_by_group(start.epoch, first, stop).get(int(group), [])
             for offset in range(0, len(group_requests), _BATCHES_PER_READ):
                 requests_to_read = group_requests[offset : offset + _BATCHES_PER_READ]
                 try:
@@ -204,14 +174,8 @@ def _requests_by_group(
 ) -> dict[int, list[Request]]:
     """Divide the batches of the steps [first, stop) by group, such as the class of a sample.
 
-    For a sampler of sets or segments (parts of a shuffled sequence), a group is a set or a segment.
-
-    `id_schedule` has the id of each sample of a batch, and `group_schedule` has the group of each
-    sample. If samples 7 and 9 are of group 2, and sample 3 is of group 0, a batch is [7, 3, 9] in
-    the first schedule, and [2, 0, 2] in the second. It becomes a request to read sample 3, which is
-    appended to the list of group 0, and a request to read samples 7 and 9, for group 2.
-
-    Returns a dict from the group to its list of requests, in the order of the steps.
+    If samples 7 and 9 are of group 2, and sample 3 is of group 0, the batch [7, 3, 9] becomes a
+    request to read sample 3, for group 0, and one to read samples 7 and 9, for group 2.
     """
     requests_by_group = defaultdict(list)
     for request in islice(id_schedule.requests(epoch, first), stop - first):

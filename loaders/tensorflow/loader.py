@@ -11,7 +11,7 @@ from twinfeed.loaders.loop.feed_loader import FeedLoader, resolve_prefetch
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.loaders.tensorflow._batch_source import BatchSource
-from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
+from twinfeed.loaders.tensorflow._datasets import DatasetLoader
 from twinfeed.loaders.tensorflow._pipeline import dataset_of
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.samplers import validate
@@ -115,12 +115,9 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         return self._dataset_of([self.feed])
 
     def _dataset_of(self, feeds: list[Feed], *, by_rank: bool = False) -> tf.data.Dataset:
-        """Return the dataset of the batches of feeds, of which there is one for each rank.
+        """Return the dataset of the batches of feeds, one for each rank, for step 0, then step 1.
 
-        It yields the batches of step 0 of all feeds, then those of step 1, and so on. With
-        `by_rank`, each replica of a `tf.distribute` strategy gets the batches of its rank. Without
-        it, there is one feed, and a strategy may divide its batches among the replicas.
+        With `by_rank`, each replica of a strategy gets the batches of its rank.
         """
-        check_process()
         options: Any = {"prefetch": self.prefetch, "threads": self.threads, "by_rank": by_rank}
         return dataset_of(BatchSource(self, feeds, **options), self.prefetch)

@@ -42,10 +42,7 @@ def original_errors() -> AbstractContextManager[None]:
 
 
 class OriginalErrors(AbstractContextManager[None]):
-    """Context manager that raises original errors in place of TensorFlow's.
-
-    `run` (a loader's position) says which loader's errors are raised. None means all loaders.
-    """
+    """Raise original errors in place of TensorFlow's: of the loader with this `run`, or of all."""
 
     def __init__(self, run: Run | None) -> None:
         self._run = run
@@ -58,19 +55,8 @@ class OriginalErrors(AbstractContextManager[None]):
 def _raise_original(error: tf.errors.OpError, run: Run | None) -> None:
     """Raise the original exception in place of an error of TensorFlow, if the exception is found.
 
-    TensorFlow calls Python methods to read batches. If such a method raises an exception,
-    TensorFlow raises an error of its own, which has only the text of the exception. But the
-    exception itself was stored: the object of the method is in `FAILED_OBJECTS`, and has its last
-    exceptions in the attribute `raised`. So look there for an exception whose text is in the
-    message of TensorFlow's error.
-
-    If none is found, the function returns, and TensorFlow's error stays as it is. Only for too many
-    open files, an error with advice is raised in its place.
-
-    Args:
-        error: the error of TensorFlow.
-        run: look only at exceptions of the loader with this `run`, its position: each loader has
-            its own, so it identifies the loader here. None: look at all exceptions.
+    The object of the method that has failed is in `FAILED_OBJECTS`, and has its last exceptions in
+    the attribute `raised`. The text of the exception is in the message of TensorFlow's error.
     """
     for reference in reversed(FAILED_OBJECTS):
         failed_object = reference()

@@ -79,7 +79,8 @@ def _max_large_tensors(feed: Feed) -> int:
         if None in field.shape or mode_of(collate, name) != "stack":
             sizes += [inf, inf]  # of any size: its values, and their lengths, offsets or shapes
         else:
-            sizes.append(prod(field.shape) * dtype_of(field).itemsize)
+            shape: tuple[Any, ...] = field.shape
+            sizes.append(prod(shape) * dtype_of(field).itemsize)
     for table in (*feed.index.columns.values(), *feed.side.values()):
         rows = table.table if isinstance(table, ByRecord) else table
         if not isinstance(rows, StringColumn):

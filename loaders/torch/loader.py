@@ -164,8 +164,8 @@ class TorchLoader(ThreadedLoader[B]):
         check_semaphores()
         # Each tensor in shared memory needs a file descriptor. At most so many batches exist at
         # once: those that workers make, those that are ready, one being copied, one in the loop.
-        made = self.num_workers * (self._worker_options["prefetch_factor"] or 2)
-        check_descriptors(self.feed, made + self.prefetch + 2)
+        in_workers = self.num_workers * (self._worker_options["prefetch_factor"] or 2)
+        check_descriptors(self.feed, in_workers + self.prefetch + 2)
         return DataLoader(
             ErrorAsValueDataset(self, threads=self.threads),
             sampler=PassRequests(self),

@@ -1,7 +1,6 @@
 """Loader and datasets give every sampler's batches as a plain loop does."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -73,15 +72,14 @@ def test_dataset_equals_plain_loop(name: str) -> None:
 def batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each call for several batches adds their number."""
     given: list[int] = []
-    real = BatchSource.read_chunk
+    real = BatchSource._read_rows
 
     @wraps(real)
-    def noting(self: BatchSource, pass_state: Any, call: Any) -> Any:
-        arrays = real(self, pass_state, call)
-        given.append(len(arrays[0]))
-        return arrays
+    def noting(self: BatchSource, batcher: Any, pass_start: Any, first: int, stop: int) -> Any:
+        given.append(stop - first)
+        return real(self, batcher, pass_start, first, stop)
 
-    monkeypatch.setattr(BatchSource, "read_chunk", noting)
+    monkeypatch.setattr(BatchSource, "_read_rows", noting)
     return given
 
 
@@ -230,8 +228,12 @@ def test_device_is_found_in_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         for kind in ("CPU", "GPU")
     ]
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: seen)
-    assert chosen_device("/CPU:0") == "/CPU:0"
-    assert chosen_device(None) == "/GPU:0"
+    for name in ("/CPU:0", "cpu", "CPU", "/device:CPU"):
+        assert chosen_device(name) == "/CPU:0"
+    assert chosen_device(None) == chosen_device("gpu") == "/GPU:0"
+    for name in ("", ":", "cuda", "cpu:1", "cpu:"):
+        with pytest.raises(ValueError, match="device must be one that TensorFlow sees"):
+            chosen_device(name)
 
 
 GROUPED = [name for name, make in FED if make().group_sampler is not None]
@@ -333,28 +335,23 @@ def test_batches_before_bad_record_come_first(prefetch: int) -> None:
     assert raised.value.__notes__ == ["in the batch of epoch 0, step 7"]
 
 
-def test_error_in_last_batch_is_raised_after_calls_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All calls of the pass have ended before the loop gets to the batch that cannot be read."""
+def test_error_in_last_batch_is_raised_after_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that fails has ended long before the loop gets to the batch that cannot be read."""
     index, sampler = packed(60), BatchSampler(SequentialSampler(60), batch_size=4)
-    ended = Event()
-    real, rows = BatchSource._open_pass, BatchSource._read_batches
+    failed = Event()
+    real = BatchSource._read_rows
 
-    @contextmanager
-    def noting(self: BatchSource, *position: int) -> Iterator[int]:
-        with real(self, *position) as groups:
-            yield groups
-        ended.set()
-
-    def failing(self: BatchSource, state: Any, first: int, drawn: list[Any]) -> Any:
-        if any(59 in ids for ids in drawn):
+    def failing(self: BatchSource, *call: Any) -> Any:
+        if call[-1] == len(sampler):
+            failed.set()
             raise LoaderError("spoiled")
-        return rows(self, state, first, drawn)
+        return real(self, *call)
 
-    monkeypatch.setattr(BatchSource, "_open_pass", noting)
-    monkeypatch.setattr(BatchSource, "_read_batches", failing)
+    monkeypatch.setattr(BatchSource, "_read_rows", failing)
     running = iter(loader(index, sampler))
-    found = [next(running) for _ in range(len(sampler) - 1)]
-    assert ended.wait(60)
+    found = [next(running) for _ in range(4)]
+    assert failed.wait(60)
+    found += [next(running) for _ in range(len(sampler) - 5)]
     with pytest.raises(LoaderError, match="spoiled"):
         next(running)
     assert len(found) == len(sampler) - 1
