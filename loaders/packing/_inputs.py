@@ -48,8 +48,9 @@ class LooseFiles:
     Raises:
         ValueError: two keys are the same with their extensions too.
         FileNotFoundError: a file is not there.
-        DataCorruptionError: a file that is read has the extension of an image, but is empty or
-            something else, such as a page of HTML or a Git LFS pointer.
+        DataCorruptionError: only some samples have a label; or a file that is read has the
+            extension of an image, but is empty or something else, such as a page of HTML or a Git
+            LFS pointer. It is a ValueError.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -70,6 +71,15 @@ class LooseFiles:
         self.root = Path(root)
         self.entries = list(entries)
         self.classes = tuple(sorted({entry.label for entry in self.entries if entry.label}))
+        without = [entry.key for entry in self.entries if entry.label is None]
+        if self.classes and without:
+            raise DataCorruptionError(
+                f"samples have no label, while others have one ({len(without)}: "
+                f"{', '.join(without[:5])})",
+                path=root,
+                advice="put each image into the folder of its class, give its Entry a label, or "
+                "remove it",
+            )
         paths = [path for entry in self.entries for path in entry.paths.values()]
         self.nbytes = sum((self.root / path).stat().st_size for path in paths)
         self._keys = _distinct_keys([tar_key(entry.key) for entry in self.entries], self.entries)
@@ -83,11 +93,7 @@ class LooseFiles:
         return len(self.entries)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """Read the files of the sample with this number, from 0 on, and return the sample.
-
-        Raises:
-            ValueError: the sample has no label, and other samples have labels.
-        """
+        """Read the files of the sample with this number, from 0 on, and return the sample."""
         entry = self.entries[number]
         extensions = {field: _extension(path) for field, path in entry.paths.items()}
         sample: dict[str, Any] = {"__key__": self._keys[number], "__ext__": extensions}
@@ -95,9 +101,7 @@ class LooseFiles:
             sample[field] = read_file(resolve_below(str(self.root), path), LIMITS.record_bytes)
             if extensions[field] in IMAGE_EXTENSIONS:
                 _check_image(sample[field], path, entry.key)
-        if self.classes:
-            if entry.label is None:
-                raise ValueError(f"{entry.key} has no label, while other samples have one")
+        if entry.label is not None:
             sample["label"] = entry.label
         return sample
 

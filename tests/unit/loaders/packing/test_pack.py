@@ -429,7 +429,7 @@ REFUSED: Refused = [
     (packed(None), TypeError, "an iterable of samples, got None"),
     (packed({"a": 1}), TypeError, "an iterable of samples, got {'a': 1}"),
     (packed("none"), FileNotFoundError, "no image .* below"),
-    (packed("beside"), ValueError, "a has no label, while other samples have one"),
+    (packed("beside"), ValueError, r"no label, while others have one \(1: a\)"),
     (packed("holes"), ShardWarning, HIDDEN),
     (packed("spaces"), ValueError, "label ' c ' begins or ends with white space"),
     *(
@@ -441,9 +441,9 @@ REFUSED: Refused = [
         for file, (_, found) in FAKES.items()
     ),
     (
-        lambda world: LooseFiles(world / "beside", [Entry("a", {}, "x"), NONE])[1],
+        lambda world: LooseFiles(world / "beside", [Entry("a", {}, "x"), NONE]),
         ValueError,
-        "b has no label",
+        r"samples have no label, while others have one \(1: b\)",
     ),
     (
         lambda world: LooseFiles(world / "beside", [NONE, NONE]),
