@@ -96,6 +96,9 @@ def feed_of(
     """Return a feed of all fields of an index, lists ragged and missing values empty."""
     decode = None
     if image is not None:
+        if image not in index.fields:
+            fields = ", ".join(index.fields)
+            raise ValueError(f"no field {image!r}: name that of the images with --field: {fields}")
         decode = DecodeImage(image, size=(options.size, options.size), fit=fit)
     stored = {name: field for name, field in index.fields.items() if name not in index.columns}
     lists = {name for name, field in stored.items() if field.kind != "bytes"}
