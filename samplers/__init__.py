@@ -12,6 +12,7 @@ for                                                     take
 metric learning: P classes by K records                 `PKBatchSampler(labels, p=, k=, seed=)`
 evaluation: every record once, over any ranks           `ExactOnceBatchSampler(n, batch_size=)`
 training from memory or fast random reads               `BatchSampler(RandomSampler(n, seed=), …)`
+contrastive training: no two of a group in a batch      `BatchSampler(…, apart=groups)`
 training from shards larger than memory                 `BatchSampler(ShardShuffleSampler(…), …)`
 crops of large images: decode once, use many times      `BatchSampler(ReuseSampler(…), …)`
 one image, many captions                                `ViewSampler(order, counts, …)`
@@ -33,9 +34,10 @@ a stream, batch_stream.py what batch samplers share, iteration.py the iteration 
 state.py the fingerprints of states, id_sequence.py the ids of all epochs, class_order.py the
 records by class, label_lists.py several labels a record, label_arrays.py checks labels, mapped.py
 has arrays in files, step_schedule.py values that change with the training step, and replacement.py
-records that are replaced from a step on. _fair_batches.py and _coverage.py draw P x K batches.
-types.py has the types of arrays, validate.py checks arguments, processes.py counts the processes of
-a framework, and batch_table.py and diagnostics.py show a stream.
+records that are replaced from a step on. distinct_groups.py keeps records of a group in different
+batches. _fair_batches.py and _coverage.py draw P x K batches. types.py has the types of arrays,
+validate.py checks arguments, processes.py counts the processes of a framework, and batch_table.py
+and diagnostics.py show a stream.
 """
 
 try:

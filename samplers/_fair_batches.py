@@ -33,6 +33,8 @@ class FairBatches:
     indices 0, 1, 2 and so on.
 
     `class_labels` are the labels of the classes if a record may have several labels; else None.
+    With `members`, the "records" of a class are groups of records, which `members` has: each time a
+    group comes, its next record in a fair order is taken.
     """
 
     by_class = False  # whether `ids` returns class indices in place of record ids
@@ -45,10 +47,12 @@ class FairBatches:
         seed: int,
         stored: bool,
         class_labels: Array | None,
+        members: ClassOrder | None,
     ) -> None:
         self.classes, self.super_classes, self._shape = classes, super_classes, shape
-        self.stored, self._class_labels = stored, class_labels
-        self.keys = {name: root_key(seed, f"pk {name}") for name in ("super", "class", "record")}
+        self.stored, self._class_labels, self.members = stored, class_labels, members
+        names = ("super", "class", "record", "member")
+        self.keys = {name: root_key(seed, f"pk {name}") for name in names}
         self._cache: FifoCache[_PhaseSchedule] = FifoCache(2)
         self._schedule(shape.phases[0])  # computed here, so that the first batch comes at once
 
@@ -123,6 +127,10 @@ class _PhaseSchedule:
         self._record_key = derive(keys["record"], phase.start)
         self._stored = batches.stored
         self._record_subsets = FairSubsets(class_sizes, phase.k, self._record_key)
+        self._members = batches.members
+        if self._members is not None:
+            key = derive(keys["member"], phase.start)
+            self._member_subsets = FairSubsets(np.asarray(self._members.sizes), 1, key)
         self._counts_before_phase = self._count_batches(phase.start)
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
@@ -218,6 +226,12 @@ class _PhaseSchedule:
         else:  # in random order
             index_in_class = self._record_subsets.subsets(class_index, subset_index)
         ids = order.record_ids(class_index[:, None], index_in_class)
+        if self._members is not None:  # `ids` are groups of records
+            # All groups of a class come once before any comes again.
+            position = subset_index[:, None] * k + np.arange(k)
+            num_earlier = position // np.asarray(order.sizes)[class_index][:, None]
+            index = self._member_subsets.subsets(ids.reshape(-1), num_earlier.reshape(-1))
+            ids = self._members.record_ids(ids.reshape(-1, 1), index)
         return ids.reshape(*classes.shape, -1)
 
     def distinct_records(self, classes: Int64s, subset_index: Int64s, labels: Array) -> Int64s:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Literal, SupportsIndex
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.batch_stream import BatchStream
+from twinfeed.samplers.distinct_groups import group_numbers, with_distinct_groups
 from twinfeed.samplers.drawing.int_arrays import ranges
 from twinfeed.samplers.orders import Sampler, check_sampler, checked_draw
-from twinfeed.samplers.types import Int64s
+from twinfeed.samplers.types import Bools, Int64s, Integers
 
 
 class BatchSampler(BatchStream):
@@ -29,13 +31,19 @@ class BatchSampler(BatchStream):
             epoch k is batches `k * n` to `(k + 1) * n - 1`, with n = `batches_per_epoch`. The
             sampler is repeated endlessly, so an epoch of batches may end in the middle of an epoch
             of the sampler. By default both end together.
+        apart: a group for each record (integers or strings; -1, None or "" is no group): no two
+            records of a group come in a batch, for contrastive training. Every record still comes
+            once in an epoch, in an order as random as groups allow. With `last_batch="drop"`, other
+            records are left out in each epoch. The sampler must be a `RandomSampler`, or a
+            `SubsetSampler` or `ViewSampler` over one.
 
     Raises:
         ValueError: the sampler cannot be cut so: `sections` of a shuffle that do not divide
             `batch_size`, for reuse a `live` that is no multiple of `batch_size`,
             `last_batch="drop"`, or a `batches_per_epoch` that does not divide an epoch, or there is
             no batch, as of fewer records than `batch_size` with
-            `last_batch="drop"`.
+            `last_batch="drop"`. With `apart`, a group has more records than there are batches, or
+            more groups have one in each batch than the last batch has records.
 
     Seven records, batches of three; over two ranks the longer slices take turns::
 
@@ -55,9 +63,16 @@ class BatchSampler(BatchStream):
     >>> stream = BatchSampler(SequentialSampler(7), batch_size=3, batches_per_epoch=2)
     >>> [[ids.tolist() for ids in stream.batches(epoch, 0, 2)] for epoch in range(2)]
     [[[0, 1, 2], [3, 4, 5]], [[6], [0, 1, 2]]]
+
+    Records 0 and 1, and 2 and 3, are never in one batch:
+
+    >>> from twinfeed.samplers import RandomSampler
+    >>> list(BatchSampler(RandomSampler(5, seed=0), batch_size=3, apart=["a", "a", "b", "b", ""]))
+    [[4, 2, 1], [0, 3]]
     """
 
     _draws_groups = False  # whether group numbers are drawn in place of ids
+    _groups: Integers | None = None  # the group of each record; no two of a group are in a batch
 
     @validate.show_call("BatchSampler(sampler, batch_size=32, last_batch='drop')")
     def __init__(
@@ -67,6 +82,7 @@ class BatchSampler(BatchStream):
         batch_size: SupportsIndex,
         last_batch: Literal["smaller", "pad", "drop"] = "smaller",
         batches_per_epoch: SupportsIndex | None = None,
+        apart: ArrayLike | None = None,
     ) -> None:
         batch_size = validate.integer("batch_size", batch_size, minimum=1)
         self._last_batch = validate.choice("last_batch", last_batch, ("smaller", "pad", "drop"))
@@ -84,6 +100,9 @@ class BatchSampler(BatchStream):
         largest = min(batch_size, self._inner_size) or batch_size
         steps, size = -(-self._inner_size // largest), self._inner_size
         self._inner_steps = steps
+        if apart is not None:
+            self._groups = group_numbers(apart, order.num_records)
+            order = with_distinct_groups(order, self._groups, largest, last_batch == "drop")
         order = self._inner_sampler = order.for_batches(batch_size, steps)
         self.num_records = order.num_records
         self.traits = replace(order.traits, padded=last_batch == "pad", needs_steps=False)
@@ -127,6 +146,13 @@ class BatchSampler(BatchStream):
 
     def group_of(self, ids: Int64s) -> Int64s:
         return self._inner_sampler.group_of(ids)
+
+    def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
+        """Return whether each good id may replace the bad one: for `apart`, if its group may."""
+        if self._groups is None:
+            return super()._are_alike(bad, good)
+        group, good_group = (np.asarray(self._groups)[self.records(ids)] for ids in (bad, good))
+        return (good_group == group) | (good_group < 0)
 
     @property
     def group_sampler(self) -> BatchSampler | None:

@@ -55,7 +55,7 @@ class ClassOrder:
 
     def __init__(self, labels: ArrayLike, /) -> None:
         array = as_labels(labels)
-        records, bounds = _sort_by_label(_small_integers(array))
+        records, bounds = sort_by_label(small_integers(array))
         starts, sizes = bounds[:-1], np.diff(bounds)
         rank = by_size(sizes, records[starts])
         self.records, self.starts, self.sizes = map(as_mapped, (records, starts[rank], sizes[rank]))
@@ -179,7 +179,7 @@ def _labels_of_classes(order: ClassOrder, super_labels: ArrayLike, num_records: 
 
     `super_labels` has one for each record. Raise ValueError if they differ within a class.
     """
-    by_record = _small_integers(as_labels(super_labels, name="super_labels"))
+    by_record = small_integers(as_labels(super_labels, name="super_labels"))
     if len(by_record) != num_records:
         raise ValueError(f"super_labels must have {num_records} entries, got {len(by_record)}")
     # The super-label of a class is that of its first record. Compare those of all its records.
@@ -205,10 +205,10 @@ def by_size(sizes: Int64s, first: Integers) -> Int64s:
     return np.lexsort((first, -sizes))
 
 
-def _small_integers(labels: Array) -> Int64s:
+def small_integers(labels: Array) -> Int64s:
     """Return each label as an integer from 0 on, in the order of the labels: "b" "a" as 1 0.
 
-    The integers are small enough for `_sort_by_label`, which packs a label and a record id into one
+    The integers are small enough for `sort_by_label`, which packs a label and a record id into one
     integer of 63 bits. So integers are only shifted to start at 0, unless they are too large.
     """
     if labels.dtype.kind == "i" and labels.size:
@@ -218,7 +218,7 @@ def _small_integers(labels: Array) -> Int64s:
     return np.unique(labels, return_inverse=True)[1]
 
 
-def _sort_by_label(labels: Int64s) -> tuple[Integers, Int64s]:
+def sort_by_label(labels: Int64s) -> tuple[Integers, Int64s]:
     """Return the record ids sorted by (label, id), and the bounds of each label's records.
 
     The labels 1 0 1 give the records 1 0 2 and the bounds 0 1 3. Label and id are packed into one

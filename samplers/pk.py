@@ -14,11 +14,12 @@ from twinfeed.samplers._coverage import CoverageBatches
 from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers.batch_stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
+from twinfeed.samplers.distinct_groups import by_group, group_numbers
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep
 from twinfeed.samplers.label_arrays import labels_of
 from twinfeed.samplers.label_lists import check_class_pairs, class_order_of_lists, label_lists
 from twinfeed.samplers.traits import SamplerTraits
-from twinfeed.samplers.types import Array, Bools, Int64s
+from twinfeed.samplers.types import Array, Bools, Int64s, Integers
 
 # The name of the parameter that states compare with small="drop": the largest k of all steps
 # decides which classes are kept.
@@ -65,6 +66,10 @@ class PKBatchSampler(BatchStream):
         records: ids of the records to draw from (int64, in any order), such as one part of `split`,
             or a mask (bool[N]), such as `labels >= 0`. Labels are given for all records. The other
             records are never drawn.
+        apart: a group for each record (integers or strings; -1, None or "" is no group), such as
+            its session or camera: the K records of a class are of K groups. The groups of a class
+            are then used equally often, and the records of a group are. Groups are counted in place
+            of records by `small`, where `"repeat"` repeats groups, and by `min_class_size`.
 
     Raises:
         ValueError: too few classes or records, with the numbers, or options that contradict each
@@ -86,9 +91,15 @@ class PKBatchSampler(BatchStream):
     [0, 1]
     >>> PKBatchSampler(list("aabbbcc"), p=2, k=2, seed=0, records=[0, 1, 3, 4])
     PKBatchSampler(4 of 7 records, 2 classes, 1 batch of p=2 x k=2, 4 ids)
+
+    Two sessions of each class, and never two records of one:
+
+    >>> list(PKBatchSampler(list("aaabbb"), p=2, k=2, seed=0, apart=[0, 0, 1, 0, 1, 1]))
+    [[3, 5, 1, 2]]
     """
 
     _source: FairBatches | CoverageBatches
+    _members: ClassOrder | None = None  # the records of each group of a class; None without groups
 
     @validate.show_call("PKBatchSampler(labels, p=8, k=4, seed=0)")
     def __init__(
@@ -105,6 +116,7 @@ class PKBatchSampler(BatchStream):
         super_labels: ArrayLike | None = None,
         order_within: Literal["random", "stored"] = "random",
         records: ArrayLike | None = None,
+        apart: ArrayLike | None = None,
     ) -> None:
         self._small = validate.choice("small", small, ("raise", "repeat", "drop"))
         self._min_size = validate.integer("min_class_size", min_class_size, minimum=1)
@@ -113,6 +125,7 @@ class PKBatchSampler(BatchStream):
         self._coverage = coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
         order, class_labels = self._sort_records(labels_of(labels), records)
+        order, groups = self._group_records(order, apart, super_labels)
         self._classes = classes = order.largest(self._num_kept(order))
         super_classes = super_class_order(order, super_labels, self.num_records, len(classes))
         self.parameters = {
@@ -124,12 +137,13 @@ class PKBatchSampler(BatchStream):
             "coverage": coverage,
             "order_within": order_within,
             "records": self._record_ids,
+            **groups,
         }
         self._check_p(int(super_classes.sizes[-1]) if super_classes else len(classes))
         if class_labels is not None:
             check_class_pairs(classes, class_labels, shape.largest_k)
         if coverage is None:
-            options = order_within == "stored", class_labels
+            options = order_within == "stored", class_labels, self._members
             self._source = FairBatches(classes, super_classes, shape, seed, *options)
             steps = self._num_batches(batches_per_epoch)
         else:
@@ -213,6 +227,26 @@ class PKBatchSampler(BatchStream):
         if records is not None:
             self._record_ids = validate.sorted_record_ids(records, num_records)
 
+    def _group_records(
+        self, order: ClassOrder, apart: ArrayLike | None, super_labels: ArrayLike | None
+    ) -> tuple[ClassOrder, dict[str, Integers]]:
+        """Return the groups of each class in place of its records, and the parameter of groups.
+
+        Without the option `apart`, these are the order as it is, and no parameter.
+        """
+        if apart is None:
+            return order, {}
+        rules = {
+            "coverage must not be given": self._coverage is None,
+            "super_labels must not be given": super_labels is None,
+            "order_within must be 'random'": self._within == "random",
+            "labels must be one for each record": not self._several_labels,
+        }
+        _check_rules(rules, "apart")
+        groups = group_numbers(apart, self.num_records)
+        order, self._members = by_group(order, groups)
+        return order, {"apart": groups}
+
     def _num_kept(self, order: ClassOrder) -> int:
         """Return the number of classes to draw batches from; these are the largest classes.
 
@@ -234,10 +268,11 @@ class PKBatchSampler(BatchStream):
         # The error advises to repeat records, unless they must be different: with coverage="once"
         # in an epoch, and with several labels for each record in a batch.
         must_differ = self._coverage == "once" or self._several_labels
+        units = "records" if self._members is None else "groups of records"
         repeat = "" if must_differ else "small='repeat' to use their records again, "
         raise ValueError(
             f"{num_kept - num_large} of {num_kept} classes have fewer than k={k} "
-            f"records (the smallest has {order.sizes[num_kept - 1]}): pass {repeat}"
+            f"{units} (the smallest has {order.sizes[num_kept - 1]}): pass {repeat}"
             f"small='drop' or min_class_size={k} to leave them out"
         )
 
@@ -259,7 +294,7 @@ class PKBatchSampler(BatchStream):
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
         """Raise ValueError for an option that cannot be used together with `coverage`."""
         coverage = validate.choice("coverage", self._coverage, ("once", "all"))
-        rules = {  # {rule: whether it is met}
+        rules = {
             "p and k must be plain integers": self._shape.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
             "super_labels must not be given": self.parameters["super_labels"] is None,
@@ -268,9 +303,7 @@ class PKBatchSampler(BatchStream):
         }
         if coverage == "once":
             rules["small must be 'raise' or 'drop'"] = self._small != "repeat"
-        for rule, is_met in rules.items():
-            if not is_met:
-                raise ValueError(f"{rule} with coverage={coverage!r}")
+        _check_rules(rules, f"coverage={coverage!r}")
 
     def _num_batches(self, batches_per_epoch: SupportsIndex | None) -> int:
         """Return `batches_per_epoch`, or by default the number of batches that the records fill."""
@@ -278,19 +311,23 @@ class PKBatchSampler(BatchStream):
             return validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
         if not self._shape.fixed:
             raise ValueError("batches_per_epoch must be given when p or k changes, got None")
-        return max(1, int(self._classes.sizes.sum()) // self._shape.largest_batch)
+        sizes = self._classes.sizes
+        if self._members is not None:  # those of the groups of these classes
+            sizes = self._members.sizes[self._classes.class_record_pairs()[1]]
+        return max(1, int(sizes.sum()) // self._shape.largest_batch)
 
     def _describe(self) -> str:
         shape = self._shape
         most = "" if shape.fixed else "at most "
-        coverage = f", coverage={self._coverage!r}" if self._coverage else ""
+        option = f", coverage={self._coverage!r}" if self._coverage else ""
+        option = option if self._members is None else ", groups apart"
         subset = "" if self._record_ids is None else f"{len(self._record_ids):,} of "
         counted = validate.counted
         return (
             f"PKBatchSampler({subset}{counted(self.num_records, 'record')}, "
             f"{counted(self.num_classes, 'class')}, {counted(len(self), 'batch')} of "
             f"p={shape.p_text} x k={shape.k_text}, "
-            f"{most}{counted(self._largest_batch, 'id')}{coverage})"
+            f"{most}{counted(self._largest_batch, 'id')}{option})"
         )
 
     @property
@@ -324,6 +361,7 @@ class PKBatchSampler(BatchStream):
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
             "records=": self._record_ids is not None,
+            "apart=": self._members is not None,
             "replaced()": self._replacements is not None,
             "several labels for a record": self._several_labels,
             f"{self.world_size} ranks": self.world_size > 1,  # each draws other records of a class
@@ -331,9 +369,9 @@ class PKBatchSampler(BatchStream):
         return next((option for option in is_used if is_used[option]), None)
 
     def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
-        """Return whether each good record has all classes of the bad one, int64[n] each."""
+        """Return whether each good record has all classes of the bad one, and its group."""
         classes_of: dict[int, set[int]] = {id_: set() for id_ in [*bad.tolist(), *good.tolist()]}
-        class_index, records = self._classes.class_record_pairs()
+        class_index, records = (self._members or self._classes).class_record_pairs()
         for at in np.flatnonzero(np.isin(records, [*classes_of])):
             classes_of[int(records[at])].add(int(class_index[at]))
         pairs = zip(bad.tolist(), good.tolist(), strict=True)
@@ -362,3 +400,10 @@ class PKBatchSampler(BatchStream):
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         steps = epoch * self._steps + start + np.arange(len(lows))
         return self._source.ids(steps, self.rank, self.world_size)
+
+
+def _check_rules(rules: Mapping[str, bool], option: str) -> None:
+    """Raise ValueError for the first rule of an option that is not met: {rule: whether it is}."""
+    for rule, is_met in rules.items():
+        if not is_met:
+            raise ValueError(f"{rule} with {option}")

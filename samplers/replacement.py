@@ -51,7 +51,7 @@ def replaced(
 
     Raises:
         ValueError: ids that the sampler never gives, or a good id that is replaced itself, or of
-            another class, data set or cost than the bad one.
+            another class, group, data set or cost than the bad one.
 
     Record 4 is replaced from step 2 on, which is the first of epoch 1:
 
@@ -126,7 +126,7 @@ class Replacements:
             is_drawn = np.isin(sampler.records(good_ids), sampler.traits.record_ids)
             _refuse(pairs, "never comes", ~is_drawn)
         is_alike = sampler._are_alike(bad_ids, good_ids)
-        _refuse(pairs, "is of another class, data set or cost", ~is_alike)
+        _refuse(pairs, "is of another class, group, data set or cost", ~is_alike)
 
     def apply(
         self, stream: BatchStream, first_step: int, batches: list[Int64s], lows: Int64s

@@ -334,6 +334,8 @@ ALLOWED = {  # the halves of a Feistel network, a corner, Python's `__eq__`, pub
     ("loaders/index/arrays.py", "other"),
     ("loaders/building/bad_records.py", "rest"),
     ("loaders/index/options.py", "classes_given"),
+    ("samplers/batch.py", "apart"),
+    ("samplers/pk.py", "apart"),
 }
 NAMING = {  # the nodes that give a name, and the attribute that has it
     ast.FunctionDef: "name",

@@ -33,6 +33,7 @@ FACTORIES = dict(CASES)
 NAMES = list(FACTORIES)
 WORLDS = (1, 2, 3, 4, 5, 8, 16)
 COVERING_ORDERS = ("sequential", "random", "random-feistel", "views-all", "subset", "subset-random")
+COVERING_ORDERS += ("random-apart", "random-apart-pad", "views-all-apart")
 COVERING = [
     name
     for name in NAMES

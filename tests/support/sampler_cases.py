@@ -38,6 +38,12 @@ NAMES = np.array(["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibex"
 OF_4, OF_0 = np.flatnonzero(LABELS == 4), np.flatnonzero(LABELS == 0)
 SUPER = np.where(np.isin(LABELS, [0, 2, 4, 9]), "odd", "even")
 COSTS = np.arange(83) * 37 % 15 + 1
+# Five groups of 11 records, and no group; a group of 13 records; groups of up to 639.
+APART = np.where(np.arange(83) < 55, np.arange(83) % 5, -1)
+APART_DROP = np.where(np.arange(83) < 13, 0, np.arange(83))
+APART_LARGE = np.repeat(np.arange(8), [639, 637, 500, 321, 320, 319, 400, 64])[
+    np.arange(3200) * 37 % 3200
+]
 SHARDS = [37, 0, 5, 100, 41]
 
 
@@ -87,6 +93,50 @@ CASES: list[Case] = [
     (
         "random-pad-long-epochs",
         _plain(lambda: RandomSampler(21, seed=1), last_batch="pad", batches_per_epoch=8),
+    ),
+    ("random-apart", _plain(lambda: RandomSampler(83, seed=1), apart=NAMES[:83], batch_size=2)),
+    (
+        "random-apart-drop",
+        _plain(
+            lambda: RandomSampler(83, seed=1), apart=APART_DROP, batch_size=7, last_batch="drop"
+        ),
+    ),
+    (
+        "random-apart-pad",
+        _plain(lambda: RandomSampler(83, seed=1), apart=APART, batch_size=4, last_batch="pad"),
+    ),
+    (
+        # Two windows of 320 batches, in epochs of 200.
+        "random-apart-windows",
+        _plain(
+            lambda: RandomSampler(3200, seed=1),
+            apart=APART_LARGE,
+            batch_size=5,
+            batches_per_epoch=200,
+        ),
+    ),
+    (
+        "subset-apart",
+        _plain(
+            lambda: SubsetSampler(np.arange(80, 0, -2), of=83, order=RandomSampler(40, seed=6)),
+            apart=APART,
+            batch_size=6,
+            batches_per_epoch=4,
+        ),
+    ),
+    (
+        "views-all-apart",
+        _plain(
+            lambda: ViewSampler(RandomSampler(40, seed=1), [1, 3] * 10, per_epoch="all", seed=8),
+            apart=np.arange(20),
+        ),
+    ),
+    (
+        "random-apart-replaced",
+        lambda: replaced(
+            BatchSampler(RandomSampler(83, seed=1), batch_size=5, apart=APART),
+            {3: {bad: [82, 81] for bad in range(30)}, 20: {31: [36, 41]}},
+        ),
     ),
     ("random-feistel", _plain(lambda: RandomSampler(40_000, seed=1), batch_size=500)),
     (
@@ -216,6 +266,11 @@ CASES: list[Case] = [
     ("pk-all", _pk(coverage="all")),
     ("pk-all-repeat", _pk(k=6, coverage="all", small="repeat")),
     ("pk-stored", _pk(order_within="stored")),
+    ("pk-apart", _pk(apart=np.arange(116) * 7 % 13, small="drop", k=3)),
+    (
+        "pk-apart-repeat",
+        _pk(apart=NAMES[::-1], k={0: 4, 9: 5}, small="repeat", batches_per_epoch=7),
+    ),
     ("pk-records", _pk(records=np.flatnonzero(LABELS % 3 < 2))),
     (
         "pk-replaced",

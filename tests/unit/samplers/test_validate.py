@@ -166,7 +166,7 @@ REFUSED: Refused = [
     *(
         (lambda make=make, given=given: replaced(make(), {3: given}), *refused)
         for make, given, *refused in [
-            (pk(), {0: 13}, ValueError, "of 0: id 13 is of another class, data set or cost"),
+            (pk(), {0: 13}, ValueError, "of 0: id 13 is of another class, group, data set or cost"),
             (pk(records=range(12)), {0: 13}, ValueError, "in the place of 0: id 13 never comes"),
             (pk(labels=[[0, 1], [1]] * 4, p=1, k=2), {0: 1}, ValueError, "1 is of another class"),
             (lambda: BucketBatchSampler([1, 2], budget=4, seed=0), {0: 1}, ValueError, "or cost"),
