@@ -68,7 +68,7 @@ class BatchSampler(BatchStream):
 
     >>> from twinfeed.samplers import RandomSampler
     >>> list(BatchSampler(RandomSampler(5, seed=0), batch_size=3, apart=["a", "a", "b", "b", ""]))
-    [[4, 2, 1], [0, 3]]
+    [[4, 1, 2], [0, 3]]
     """
 
     _draws_groups = False  # whether group numbers are drawn in place of ids
@@ -152,7 +152,7 @@ class BatchSampler(BatchStream):
         if self._groups is None:
             return super()._are_alike(bad, good)
         group, good_group = (np.asarray(self._groups)[self.records(ids)] for ids in (bad, good))
-        return (good_group == group) | (good_group < 0)
+        return np.logical_or(good_group == group, good_group < 0)
 
     @property
     def group_sampler(self) -> BatchSampler | None:

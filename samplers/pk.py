@@ -95,7 +95,7 @@ class PKBatchSampler(BatchStream):
     Two sessions of each class, and never two records of one:
 
     >>> list(PKBatchSampler(list("aaabbb"), p=2, k=2, seed=0, apart=[0, 0, 1, 0, 1, 1]))
-    [[3, 5, 1, 2]]
+    [[3, 5, 0, 2]]
     """
 
     _source: FairBatches | CoverageBatches
