@@ -152,7 +152,8 @@ class BatchSampler(BatchStream):
         if self._groups is None:
             return super()._are_alike(bad, good)
         group, good_group = (np.asarray(self._groups)[self.records(ids)] for ids in (bad, good))
-        return np.logical_or(good_group == group, good_group < 0)
+        is_alike: Bools = (good_group == group) | (good_group < 0)
+        return is_alike
 
     @property
     def group_sampler(self) -> BatchSampler | None:
