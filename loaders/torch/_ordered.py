@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, get_worker_info
 
+from twinfeed import __version__
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.support.array_types import Int64s
@@ -75,8 +76,17 @@ class Ordered(Dataset[Any]):
         self._drawn = (0, np.empty(0, np.int64))  # ids of consecutive indices, from the first on
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for pickle, without the ids that were drawn."""
-        return {**vars(self), "_drawn": (0, np.empty(0, np.int64))}
+        """Return the attributes for pickle and copies, without the ids that were drawn."""
+        return {**vars(self), "_drawn": (0, np.empty(0, np.int64)), "_version": __version__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        version = state.pop("_version")
+        if version != __version__:  # whose samplers may draw other ids
+            raise ValueError(
+                f"this was pickled by twinfeed {version}, and this is {__version__}: "
+                f"make ordered(…) anew"
+            )
+        vars(self).update(state)
 
     def __len__(self) -> int:
         return self._length

@@ -143,6 +143,16 @@ def test_pickle_and_copy_deliver_the_same(protocol: int) -> None:
         assert clone.__getitems__(range(100)) == expected
 
 
+def test_pickle_of_another_version_is_refused() -> None:
+    import twinfeed
+
+    pickled = pickle.dumps(of_random(), 5)
+    version = twinfeed.__version__.encode()
+    assert pickled.count(version) == 1
+    with pytest.raises(ValueError, match=r"pickled by twinfeed 9\..*make ordered"):
+        pickle.loads(pickled.replace(version, b"9" + version[1:]))
+
+
 @pytest.mark.parametrize("kind", KINDS | FRAMEWORKS)
 def test_every_dataset_is_read(kind: str, tmp_path: Path) -> None:
     make, _ = (KINDS | FRAMEWORKS)[kind]
