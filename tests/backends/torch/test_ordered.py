@@ -104,6 +104,8 @@ def test_ids_delivered_are_those_of_stream(name: str) -> None:
     assert [one[index] for index in range(20)] == expected[3 * size : 3 * size + 20]
     ids = np.asarray(IdSequence(sampler, epochs=4))
     assert ids.tolist() == stream_of(sampler, len(ids))
+    scattered = np.random.default_rng(0).integers(0, len(ids), 20)
+    assert np.array_equal(IdSequence(sampler, epochs=4)[scattered], ids[scattered])
 
 
 @pytest.mark.parametrize("workers", [0, 2, pytest.param(3, marks=pytest.mark.long)])
