@@ -121,7 +121,7 @@ def ranks_take_positions_in_turn(sampler: Sampler) -> None:
                 assert found == [ids[:stop][rank::world] for rank in range(world)]
                 assert [len(part) for part in found] == [len(rank) for rank in ranks]
         if length % world:
-            with pytest.raises(ValueError, match=f"{world} ranks must divide the {length} ids"):
+            with pytest.raises(ValueError, match=f"{world} ranks must divide the {length:,} ids"):
                 sampler.shard(0, world)
         else:
             assert [len(sampler.shard(rank, world)) for rank in range(world)] == (
