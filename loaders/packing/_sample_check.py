@@ -87,7 +87,7 @@ def _check_label(value: Any) -> Label:
             )
         value = stripped  # a blank name is refused below
     elif getattr(value, "ndim", None) == 0:  # a number of numpy or a tensor
-        value = np.asarray(value).item()
+        value = np.asarray(value)[()]
     if (label := as_label(value)) is not None:
         return label
     raise TypeError(

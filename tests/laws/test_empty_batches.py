@@ -2,7 +2,7 @@
 
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,7 @@ def test_a_changed_empty_batch_changes_no_later_one() -> None:
 def test_dataloader_gives_empty_batches(workers: int, start: str | None) -> None:
     """Also again from workers that stay."""
     dataset = TensorDataset(torch.arange(3), torch.ones(3, 2))
-    for rank in range(8):
+    for rank in (2, 3):  # the last one with a record, and the first without
         loader = DataLoader(
             dataset,
             batch_sampler=ExactOnceBatchSampler(dataset, batch_size=8).shard(rank, 8),  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def test_loaders_give_each_record_once_on_any_ranks(name: str, n: int, world_siz
 
 @pytest.mark.long
 def test_numpy_loader_gives_each_record_once_on_all_ranks() -> None:
-    for n, world_size in product(range(1, MOST + 1), WORLDS):
+    for n, world_size in islice(product(range(1, MOST + 1), WORLDS), 0, None, 3):
         test_loaders_give_each_record_once_on_any_ranks("numpy", n, world_size)
 
 

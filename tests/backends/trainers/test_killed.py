@@ -17,6 +17,8 @@ from support.programs import ADDRESS, EXAMPLES, PYTHON, QUIET, free_port
 
 from twinfeed.samplers import IdSequence, PKBatchSampler, RandomSampler
 
+pytestmark = pytest.mark.frameworks
+
 PROGRAM = EXAMPLES / "hosts" / "ordered_training.py"
 STEPS, BATCH, SAVED_EACH = 24, 8, 3  # of the program
 # The host and its options, the ranks before the kill, and after it.

@@ -57,7 +57,7 @@ def test_local_index_connects_to_no_host_without_root(
     server.clear()
     assert main(["info", str(built.path)]) == 1
     said = capsys.readouterr()
-    assert said.out.startswith("records: 20\n")
+    assert said.out.startswith("20 records in 2 shards")
     assert "the shards of this index lie elsewhere" in said.err
     assert main(["cat", str(built.path), "0"]) != 0
     assert not server.asked
