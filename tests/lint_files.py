@@ -75,7 +75,6 @@ COVERED = (
     ),
     ("loaders/command_line", "cli/test_commands.py", "commands parser printing"),
     ("loaders/command_line", "cli/test_mistakes.py", "feeds"),
-    ("loaders/command_line", "cli/test_cat.py", "preview"),
     ("loaders/feed", "unit/loaders/batches/test_feed.py", "arguments"),
     ("loaders/feed", "unit/loaders/batches/test_feed_seeds.py", "seeded"),
     ("loaders/feed", "unit/loaders/reading/prefetch/test_read_plan.py", "shuffling"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import re
+import reprlib
 import shlex
 import sys
 import warnings
@@ -19,28 +20,14 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from twinfeed.loaders.audit.examination import audit
-from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
-from twinfeed.loaders.command_line._feeds import (
-    feed_of,
-    load_feed,
-    load_name,
-    load_state,
-    sampler_of,
-)
-from twinfeed.loaders.command_line._preview import is_missing, preview
-from twinfeed.loaders.command_line._printing import (
-    options_built_with,
-    print_lines,
-    show_warning,
-)
-from twinfeed.loaders.errors import LoaderError, ShardWarning, WorkerDiedError
-from twinfeed.loaders.feed.shuffling import shuffled
+from twinfeed.loaders.command_line._feeds import load_feed, load_name, load_state
+from twinfeed.loaders.command_line._printing import print_lines, show_warning
+from twinfeed.loaders.errors import ShardWarning, WorkerDiedError
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.index import load_index
-from twinfeed.loaders.index.open import open_without_checks
-from twinfeed.loaders.index.options import ReadingOptions
+from twinfeed.loaders.index.options import IndexOptions, ReadingOptions
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
@@ -53,7 +40,7 @@ from twinfeed.loaders.tools.compare import compare
 from twinfeed.loaders.tools.planning import plan
 from twinfeed.loaders.tools.verify import verify
 from twinfeed.loaders.tools.who import diff, records_of, when, who
-from twinfeed.samplers import BatchSampler, RandomSampler, Sampler, ShardShuffleSampler, validate
+from twinfeed.samplers import validate
 from twinfeed.samplers.validate import counted
 
 _MAX_SHOWN_ITEMS = 20
@@ -130,16 +117,11 @@ def run_index(options: argparse.Namespace) -> None:
 
 def run_verify(options: argparse.Namespace) -> int:
     """Run `twinfeed verify`; return the exit status, 1 if there are bad records or warnings."""
-    shown: list[Warning | str] = []
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        shown.append(message)
-        show_warning(message)
-
-    # `main` restores both. Python shows a warning only once for each place in the code.
-    warnings.simplefilter("always", ShardWarning)
-    warnings.showwarning = show
-    with process_pool(options.jobs) as executor:
+    # A warning that was shown before counts too.
+    with (
+        warnings.catch_warnings(record=True, action="always", category=ShardWarning) as warned,
+        process_pool(options.jobs) as executor,
+    ):
         report = verify(
             _unwrap_single(options.target),
             decode=options.decode,
@@ -149,15 +131,17 @@ def run_verify(options: argparse.Namespace) -> int:
             executor=executor,
             progress=not options.quiet,
         )
+    for warning in warned:
+        show_warning(warning.message)
     text = str(report)
-    if shown:
+    if warned:
         text = text.replace("all is well", "nothing is bad")
-        text += f", {counted(len(shown), 'warning')}"
+        text += f", {counted(len(warned), 'warning')}"
     print_lines(*text.split("\n"))
     # A part of a tar sample has an offset, and no number: its own text says what to do.
     if any(finding.record >= 0 or finding.offset is None for finding in report.findings):
         print_lines(_ADVISE_RESTORE_OR_EXCLUDE.format(shlex.quote(options.bad_list or "FILE")))
-    return 0 if report.ok and not shown else 1
+    return 0 if report.ok and not warned else 1
 
 
 def _reading_options(options: argparse.Namespace) -> ReadingOptions:
@@ -169,85 +153,54 @@ def _reading_options(options: argparse.Namespace) -> ReadingOptions:
 def run_info(options: argparse.Namespace) -> None:
     """Run `twinfeed info`: print what an index contains, also if its shards are missing."""
     index = load_index(options.index, options.root)
-    built, names = index.options, index.shard_paths
-    details = {
-        "container": index.container,
-        "fingerprint": index.fingerprint,
-        "excluded records": f"{built.left_out}, incomplete shards: {built.broken}",
-        "built with": options_built_with(built, options.index),
-    }
-    if index.container != "files":
-        details = {"shards": f"{names[0]} to {names[-1]}", **details}
-    if index.classes:
-        details = {"class names": _listed(index.classes), **details}
-    lines = [*index.summary().split("\n"), *(f"{name}: {text}" for name, text in details.items())]
-    print_lines(*lines)
+    names, defaults = index.shard_paths, vars(IndexOptions())
+    changed = [f"{n}={v!r}" for n, v in vars(index.options).items() if v != defaults[n]]
+    lines = [*index.summary().split("\n")]
+    lines += [f"class names: {_listed(index.classes)}"] if index.classes else []
+    lines += [f"shards: {names[0]} to {names[-1]}", f"fingerprint: {index.fingerprint}"]
+    print_lines(*lines, f"options: {', '.join(changed)}")
     open_index(options.index, root=options.root)  # raises an error for missing or changed shards
 
 
 def run_cat(options: argparse.Namespace) -> None:
-    """Run `twinfeed cat`: print a preview of records, or write the bytes of one field."""
+    """Run `twinfeed cat`: print records, or write the bytes of one field."""
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
         for record in chain.from_iterable(records_of(index, name) for name in _names(options)):
             if options.field is None:
-                lines = preview(index, reader, record)
-                print_lines(index.describe(record), *(f"  {line}" for line in lines))
+                lines = [f"  {name}: {_shown(value)}" for name, value in index[record].items()]
+                print_lines(index.describe(record), *lines)
             else:
-                _write_field(index, reader, record, options.field)
+                (value,) = reader.read([record], [options.field])[options.field]
+                data = value if isinstance(value, bytes) else f"{value}\n".encode()
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
 
 
-def _write_field(index: Index, reader: Reader, record: int, field: str) -> None:
-    """Write a field of a record to standard output: its bytes, or its numbers as text."""
-    if is_missing(index, field, record) and index.options.missing != "empty":
-        raise LoaderError(
-            f"{index.describe(record)} lacks the field {field!r}",
-            advice="run cat without --field to see its fields",
-        )
-    (value,) = reader.read([record], [field])[field]
-    sys.stdout.buffer.write(value if isinstance(value, bytes) else f"{value}\n".encode())
-    sys.stdout.buffer.flush()
+def _shown(value: Any) -> str:
+    """Return a value of a record in one short line."""
+    if isinstance(value, bytes):
+        return f"{counted(len(value), 'byte')}, {reprlib.repr(value)}"
+    return "missing" if value is None else reprlib.repr(getattr(value, "tolist", lambda: value)())
 
 
 def run_compare(options: argparse.Namespace) -> int:
     """Run `twinfeed compare`; return the exit status, 1 if the frameworks' batches differ."""
-    index = open_index(options.index, root=options.root)
-    sampler = sampler_of(options, index)
-    feed = feed_of(options, index, sampler, None if options.size is None else options.field)
-    result = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
-    print_lines(*str(result).splitlines())
-    return 0 if result.ok else 1
+    feed = load_feed(options.feed)
+    batches = min(options.batches, len(feed))
+    return _print_result(compare(feed, backends=options.backends, batches=batches))
 
 
 def run_show(options: argparse.Namespace) -> None:
     """Run `twinfeed show`: save a picture of a batch of images."""
     from twinfeed.loaders.pictures import show_batch
 
-    index = open_index(options.index, root=options.root)
-    feed = feed_of(options, index, sampler_of(options, index), options.field, fit="pad")
-    _save_figure(show_batch(feed, step=options.step), options.out)
-
-
-def run_mixing(options: argparse.Namespace) -> None:
-    """Run `twinfeed mixing`: save a plot of how well shuffles mix the records of an index."""
-    from twinfeed.loaders.pictures import plot_mixing
-
-    index, samplers = _compared_samplers(options)
-    buffers = options.buffer or [max(1, len(index) // 10)]
-    labels = index.labels if index.has_labels else None
-    _save_figure(plot_mixing(samplers, labels=labels, buffers=buffers), options.out)
+    _save_figure(show_batch(load_feed(options.feed), step=options.step), options.out)
 
 
 def run_plan(options: argparse.Namespace) -> None:
-    """Run `twinfeed plan`: print what an epoch reads, for a uniform and for the block shuffle."""
-    index, samplers = _compared_samplers(options)
-    for name, sampler in reversed(samplers.items()):  # the block shuffle comes last
-        # A plan needs a feed, but reads no fields. Two checks of `Feed` would refuse some indexes
-        # for their fields, so turn them off. With a decode function, it is not checked that fields
-        # can be stacked to batches. With missing="late", a record that lacks a field is an error
-        # only when it is read.
-        result = plan(Feed(index, sampler, decode=dict, missing="late"))
-        print_lines(*f"{name}: {result}".splitlines())
+    """Run `twinfeed plan`: print what an epoch of a feed reads."""
+    _print_result(plan(load_feed(options.feed)))
 
 
 def run_who(options: argparse.Namespace) -> None:
@@ -266,9 +219,7 @@ def run_when(options: argparse.Namespace) -> None:
 
 def run_diff(options: argparse.Namespace) -> int:
     """Run `twinfeed diff` on two feeds; return the exit status, 1 if they differ."""
-    result = diff(*map(load_feed, options.feed))
-    _print_result(result)
-    return 0 if result.ok else 1
+    return _print_result(diff(*map(load_feed, options.feed)))
 
 
 def run_audit(options: argparse.Namespace) -> int:
@@ -283,8 +234,7 @@ def run_audit(options: argparse.Namespace) -> int:
         expect=options.expect,
         max_seconds=options.seconds,
     )
-    _print_result(result)
-    return 0 if result.ok else 1
+    return _print_result(result)
 
 
 def _saved_array(path: str) -> Any:
@@ -295,28 +245,10 @@ def _saved_array(path: str) -> Any:
         raise ValueError(f"{path} holds no array: write the labels by numpy.save") from None
 
 
-def _print_result(result: object) -> None:
+def _print_result(result: object) -> int:
+    """Print a result; return the exit status, 1 if it has findings."""
     print_lines(*str(result).split("\n"))
-
-
-def _compared_samplers(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
-    """Return an index, whose shards are not opened, and a block and a uniform shuffle by title."""
-    index = open_without_checks(options.index, options.root)
-    if len(index) == 0:
-        raise ValueError("the index has no records")
-    default = shuffled(index, seed=options.seed)
-    assert isinstance(default, ShardShuffleSampler)  # as `shuffled` got no records=
-    block = default.block if options.block is None else options.block
-    window = default.window if options.window is None else options.window
-    lengths, seed = index.shard_lengths, options.seed
-    samplers: dict[str, Sampler] = {
-        f"blocks of {block:,}, {window:,} at once": ShardShuffleSampler(
-            lengths, block=block, window=window, seed=seed
-        ),
-        "uniform": RandomSampler(len(index), seed=seed),
-    }
-    size = options.batch_size
-    return index, {name: BatchSampler(s, batch_size=size) for name, s in samplers.items()}
+    return 0 if getattr(result, "ok", True) else 1
 
 
 def _save_figure(figure: Any, path: str) -> None:
@@ -352,15 +284,11 @@ def _class_names(path: str | None) -> list[str] | None:
 
 
 def _summary(index: Index) -> str:
-    """Return a line with the counts of an index, and its features that are columns."""
-    excluded, incomplete = index.options.left_out, index.options.broken
-    parts = [counted(len(index), "record"), counted(len(index.shards), "shard")]
-    parts += [counted(len(index.classes), "class")] if index.classes else []
-    columns = [name for name in index.columns if name != "label"]
-    parts += [f"columns {_listed(columns)}"] if columns else []
-    parts += [f"{excluded} excluded"] if excluded else []
-    parts += [counted(incomplete, "incomplete shard")] if incomplete else []
-    return ", ".join(parts)
+    """Return a line with the counts of an index."""
+    options = index.options
+    counts = {"record": len(index), "shard": len(index.shards), "class": len(index.classes)}
+    counts |= {"excluded record": options.left_out, "incomplete shard": options.broken}
+    return ", ".join(counted(n, noun) for noun, n in counts.items() if n or noun == "record")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -371,10 +299,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def _unique_names(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
     """Return the pairs of a repeated option as a dict, or None; refuse a name that occurs twice."""
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{option} gives {name!r} {names.count(name)} times: give it once")
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError(f"{option} gives a name twice, among {[name for name, _ in pairs]}")
     return dict(pairs) or None
 
 

@@ -1,21 +1,21 @@
-"""Make the sampler and the feed of a command."""
+"""Import what the arguments of a command name: a feed, a function, a state."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from runpy import run_path
+from types import ModuleType
 from typing import Any
 
 from twinfeed.loaders.batches.feed import Feed, check_feed
-from twinfeed.loaders.feed.decode import DecodeImage, Fit
-from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
-from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
+
+_imported: set[str] = set()
+"""The modules that the last file of `load_name` has imported, and its own name."""
 
 
 def load_feed(text: str) -> Feed:
@@ -26,14 +26,17 @@ def load_feed(text: str) -> Feed:
 def load_name(text: str, argument: str) -> Any:
     """Import a Python file, and return what has a name in it: "train.py:feed", `feed` of train.py.
 
-    While the file is imported, `sys.argv` has its path alone, and no loader starts. Its modules are
-    forgotten, as another file may have others of the same names.
+    While the file is imported, `sys.argv` has its path alone, and no loader starts. The modules
+    beside the file stay until the next file, which may have others of the same names, is imported.
+    So its functions can be pickled.
     """
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise ValueError(f"{argument} must be FILE.py:NAME, such as train.py:feed, got {text!r}")
     file = Path(path).resolve(strict=True)
     sys.path.insert(0, str(file.parent))
+    while _imported:
+        sys.modules.pop(_imported.pop(), None)
     arguments, modules = sys.argv, {*sys.modules}
     sys.argv, Run.refused = [path], 0
     try:
@@ -48,11 +51,14 @@ def load_name(text: str, argument: str) -> Any:
         ) from None
     finally:
         sys.argv, Run.refused = arguments, None
-        for module in sys.modules.keys() - modules:
-            if _is_beside(module, file.parent):
-                del sys.modules[module]
+        imported = sys.modules.keys() - modules
+        _imported.update(name for name in imported if _is_beside(name, file.parent))
     if name not in names:
         raise ValueError(f"{path} has no {name!r}: give {argument} a name of its top level")
+    if file.stem not in sys.modules:
+        sys.modules[file.stem] = module = ModuleType(file.stem)
+        vars(module).update(names)
+        _imported.add(file.stem)
     return names[name]
 
 
@@ -72,41 +78,3 @@ def load_state(path: str) -> Any:
         raise ValueError(
             f"{path} is no JSON ({error}): write a state by json.dump(loader.state_dict(), file)"
         ) from None
-
-
-def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
-    """Return the sampler of a command: random batches, or with `--p` P x K batches."""
-    if options.p is None:
-        if options.k is not None:
-            raise ValueError("--k is for P x K batches: give --p too, or no --k")
-        sampler = RandomSampler(len(index), seed=options.seed)
-        return BatchSampler(sampler, batch_size=options.batch_size)
-    labels, p, k = index.labels, options.p, 4 if options.k is None else options.k
-    return PKBatchSampler(labels, p=p, k=k, small=options.small, seed=options.seed)
-
-
-def feed_of(
-    options: argparse.Namespace,
-    index: Index,
-    sampler: BatchStream,
-    image: str | None,
-    *,
-    fit: Fit = "stretch",
-) -> Feed:
-    """Return a feed of all fields of an index, lists ragged and missing values empty."""
-    decode = None
-    if image is not None:
-        if image not in index.fields:
-            fields = ", ".join(index.fields)
-            raise ValueError(f"no field {image!r}: name that of the images with --field: {fields}")
-        decode = DecodeImage(image, size=(options.size, options.size), fit=fit)
-    stored = {name: field for name, field in index.fields.items() if name not in index.columns}
-    lists = {name for name, field in stored.items() if field.kind != "bytes"}
-    incomplete = {name for name, field in stored.items() if field.missing} - {image}
-    return Feed(
-        index,
-        sampler,
-        decode=decode,
-        collate=dict.fromkeys(lists, "ragged"),
-        missing={name: [] if name in lists else b"" for name in incomplete},
-    )

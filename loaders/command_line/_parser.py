@@ -289,37 +289,27 @@ records                    the numbers of records
 --key KEY...               show all records with this key
 --field NAME               write only the bytes of this field
 
-compare: Run the same batches through TensorFlow and PyTorch, and compare the values and speed. Each
-  framework must be installed.
-$ compare data/train.index --p 8 --k 4 --seed 1 --batches 200
-@batches
+compare: Run a feed through TensorFlow and PyTorch, and compare the values and speed. Each framework
+  must be installed.
+$ compare --feed train.py:feed --batches 200
+@feed
 --batches N                the maximum number of batches; default 100
---size N                   decode images, and resize them to N x N pixels; default: not decoded
 --backends NAME            run these; default torch tensorflow
 
 show: Draw a batch of images: a row for each class of a P x K batch, captions below. Needs
   pip install 'twinfeed[images,pictures]'.
-$ show data/train.index --p 8 --k 4 --out batch.png
-@batches
+$ show --feed train.py:feed --step 7 --out batch.png
+@feed
 --step N                   which batch of the epoch; default 0
---size N                   fit images into N x N pixels, padded with zeros; default 128
 --out FILE                 the picture, .png or .svg; default batch.png
 
-mixing: Plot how far records are moved by the shard-aware shuffle, by a uniform shuffle, and by
-  shuffle buffers. Needs pip install 'twinfeed[pictures]'.
-$ mixing data/train.index --block 64 --window 16 --buffer 1000 --buffer 10000
-@shuffles
---buffer N...              a size of shuffle(buffer) to simulate; default: a tenth of all records
---out FILE                 the picture, .png or .svg; default mixing.png
-
-plan: Print how many requests and bytes an epoch reads from the shards, with a uniform shuffle and
-  with the shard-aware shuffle. The shards are not read.
-$ plan data/train.index --root s3://bucket/train --batch-size 512
-@shuffles
+plan: Print how many requests and bytes an epoch of a feed reads from the shards. Nothing is read.
+$ plan --feed train.py:feed
+@feed
 
 who: Print which records the batch of a step has. The batch is drawn again, not read.
 $ who --feed train.py:feed --step 340 --rank 3 --world-size 8 --state run/state.json
---feed! FILE.py:NAME       a feed; its file is imported
+@feed
 --step! N                  as loader.global_step says in the loop; from 1
 --rank N                   only the records of this rank; default: of the whole batch
 --world-size N             the number of ranks, with --rank; default 1
@@ -327,7 +317,7 @@ $ who --feed train.py:feed --step 340 --rank 3 --world-size 8 --state run/state.
 
 when: Print which steps have a record. All batches up to a step are drawn again.
 $ when --feed train.py:feed --key class3/13 --until 5000
---feed! FILE.py:NAME       a feed; its file is imported
+@feed
 --record N...              the number of a record
 --key KEY...               the key of records
 --until! N                 the last step, as loader.global_step says in the loop
@@ -372,21 +362,6 @@ make                       FILE.py:NAME, a function that builds a sampler; its f
 index                      the folder or the URL of the index
 --root FOLDER              the folder or the URL of the shards; default: that of the index
 
-@sampler:
-@index
---batch-size N             the number of records of a batch; default 128
---seed N                   the seed of the order of records; default 0
-
-@batches:
-@sampler
---p N                      draw P x K batches: N classes, K records of each; --batch-size is ignored
---k N                      records of each class of a P x K batch, default 4; needs --p
---small repeat|drop        repeat records of classes with fewer than K records, or drop such
-  classes; default repeat
---field NAME               the field with the images; default image
-
-@shuffles:
-@sampler
---block N                  consecutive records of a block; default: about 4 MB, less of small data
---window N                 blocks from which records are drawn; default: up to 128, 512 MB
+@feed:
+--feed! FILE.py:NAME       a feed; its file is imported
 """

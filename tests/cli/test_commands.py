@@ -26,7 +26,7 @@ from twinfeed.loaders import build_index, open_index
 
 
 def test_help_of_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    names = "pack", "index", "verify", "info", "cat", "compare", "show", "mixing", "plan"
+    names = "pack", "index", "verify", "info", "cat", "compare", "show", "plan"
     names += "who", "when", "diff"
     for name in names:
         with pytest.raises(SystemExit) as stop:
@@ -98,8 +98,7 @@ def test_pack_index_info_verify_and_cat(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["cat", train, "0", "7"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("record 0 (train-00000-of-00001.tar, number 0, key ")
-    assert out.count(" bytes at byte 512, PNG image, 8 x 6, RGB") == 1
-    assert out.count("PNG image, 8 x 6, RGB") == 2
+    assert out.count("  image: ") == out.count(" bytes, b'\\x89PNG") == 2
     key = open_index(train).keys([3])[0]
     assert main(["cat", train, "--key", key]) == 0
     assert capsys.readouterr().out.startswith("record 3 ")
@@ -129,7 +128,7 @@ def test_bad_data_ends_with_status_1_and_one_line(
     options = ["--root", str(tmp_path), "--bad-list", bad, "-q", "--jobs", "2"]
     assert main(["verify", pattern, *options]) == 1
     assert main(["index", pattern, "--out", out, "--exclude", bad, "-q"]) == 0
-    assert "29 records, 3 shards, 1 excluded" in capsys.readouterr().out
+    assert "29 records, 3 shards, 1 excluded record" in capsys.readouterr().out
 
 
 def test_progress_is_shown_on_the_error_stream_unless_quiet(

@@ -60,15 +60,20 @@ def test_interrupt_at_exit_prints_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An index of which an epoch, in batches of one, takes longer than a test."""
-    records = ({"x": b"1"} for _ in range(100_000))
-    return str(pack(records, tmp_path_factory.mktemp("many"))["data"].path)
+    """A feed of which an epoch, in batches of one, takes longer than a test."""
+    file = tmp_path_factory.mktemp("many") / "many.py"
+    file.write_text(
+        "import numpy as np\nfrom twinfeed import *\n"
+        "sampler = BatchSampler(SequentialSampler(100_000), batch_size=1)\n"
+        "feed = Feed({'x': np.arange(100_000)}, sampler)\n"
+    )
+    return f"{file}:feed"
 
 
 @pytest.mark.parametrize("delay", [0.0, pytest.param(0.3, marks=pytest.mark.long), 1.0])
 def test_interrupt_of_compare_ends_its_processes(many: str, delay: float) -> None:
     """The process imports or works, and neither prints where nor goes on."""
-    words = ["compare", many, "--backends", "numpy", "numpy", "--batch-size", "1"]
+    words = ["compare", "--feed", many, "--backends", "numpy", "numpy"]
     running = subprocess.Popen(
         [sys.executable, "-c", HEARS + START, *words, "--batches", "100000"],
         stderr=subprocess.PIPE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import shlex
 import sys
@@ -11,9 +10,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from support.cases import mark_long
-from support.inside import _parser, load_feed, main, sampler_of
+from support.inside import load_feed, main
 from support.shards import tars, write_tar
 
 from twinfeed.loaders import ShardWarning, build_index, open_index, pack
@@ -82,7 +80,7 @@ REFUSED: list[tuple[str, int, str]] = [
     (
         "index tars/d-000000.tar --out x.index --field a=png --field a",
         2,
-        "--field gives 'a' 2 times",
+        "--field gives a name twice, among ['a', 'a']",
     ),
     ("index tars/d-000000.tar --out x.index --field =png", 2, "fields must map each field"),
     ("verify data.index --jobs 0", 2, "jobs must be at least 1"),
@@ -91,10 +89,8 @@ REFUSED: list[tuple[str, int, str]] = [
     ("pack tars out", 1, "'tars/*.tar'"),
     ("pack set/one.jpg out", 1, "one.jpg"),
     ("pack tars out --root tars", 2, "--root"),
-    ("pack data.index out --split a=0.5 --split a=1.0", 2, "--split gives 'a' 2 times"),
-    ("plan data.index --block 0", 2, "block must be at least 1, got 0"),
-    ("plan data.index --window -3", 2, "window must be at least 1, got -3"),
-    ("compare data.index --k 3", 2, "--p"),
+    ("pack data.index out --split a=0.5 --split a=1.0", 2, "--split gives a name twice"),
+    ("plan --feed data.index", 2, "--feed must be FILE.py:NAME"),
 ]
 
 
@@ -178,26 +174,6 @@ def test_unparsable_options_show_usage(capsys: Capture, words: str, value: str) 
     assert error.endswith(f": invalid {value}\n")
 
 
-def test_classes_of_fewer_than_k_records_are_drawn_or_dropped(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    labels = [n % 7 for n in range(26)] + [7]
-    index = str(pack([{"x": b"1", "label": label} for label in labels], tmp_path)["data"].path)
-    backends = ["--backends", "numpy", "numpy"]
-    assert main(["compare", index, "--p", "8", *backends]) == 0
-    assert main(["compare", index, "--p", "5", "--small", "drop", *backends]) == 0
-    for words in (["--p", "9"], ["--p", "6", "--small", "drop"]):
-        assert main(["compare", index, *words, *backends]) == 2
-        assert "error: p must be at most the number of classes" in capsys.readouterr().err
-
-
-def test_p_without_k_takes_four_records_of_a_class(tmp_path: Path) -> None:
-    index = pack([{"x": b"1", "label": n % 3} for n in range(60)], tmp_path)["data"]
-    for words, records in ([], 8), (["--k", "7"], 14):
-        options = _parser().parse_args(["compare", str(index.path), "--p", "2", *words])
-        assert sampler_of(options, index).batch_size == records
-
-
 def test_help_of_missing_distinguishes_named_fields(tmp_path: Path, capsys: Capture) -> None:
     """The help says what is so: a field that nobody names may be missing."""
     with pytest.raises(SystemExit):
@@ -261,7 +237,7 @@ def test_unreadable_folder_is_named(
     assert capsys.readouterr().err == f"twinfeed: error: {tmp_path}: Permission denied\n"
 
 
-@pytest.mark.parametrize("command", ["index", "info", "plan"])
+@pytest.mark.parametrize("command", ["index", "info", "verify"])
 def test_unknown_option_shows_usage_of_command(capsys: Capture, command: str) -> None:
     more = ["--out", "y"] if command == "index" else []
     with pytest.raises(SystemExit) as stop:
@@ -283,7 +259,7 @@ def test_options_may_come_anywhere(tmp_path: Path, capsys: Capture) -> None:
         [index, "0", "1", *root],
     ):
         assert main(["cat", *words]) == 0
-        assert [line[-2:] for line in capsys.readouterr().out.splitlines()[1::2]] == ["to", "be"]
+        assert [line[-3:-1] for line in capsys.readouterr().out.splitlines()[1::2]] == ["to", "be"]
     with pytest.raises(SystemExit) as stop:
         main(["info", index, *root, "0"])
     assert stop.value.code == 2
@@ -328,16 +304,13 @@ def test_messages_name_the_options_of_the_command(
 
 
 def test_missing_field_is_reported(tmp_path: Path, capsys: Capture) -> None:
-    """Its bytes are not written, and nothing of feeds is said; unless the index allows it."""
+    """Its bytes are not written, unless the index allows it."""
     shard = str(write_tar(tmp_path / "a.tar", [("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})]))
     refusing, filling = f"{tmp_path}/x.index", f"{tmp_path}/y.index"
     assert main(["index", shard, "--out", refusing, "-q"]) == 0
     assert main(["index", shard, "--out", filling, "--field", "y", "--missing", "empty", "-q"]) == 0
     assert main(["cat", refusing, "1", "--field", "y"]) == 1
-    error = capsys.readouterr().err
-    assert error.endswith(
-        "lacks the field 'y'; what to do: run cat without --field to see its fields\n"
-    )
+    assert "lacks the field 'y'" in capsys.readouterr().err
     assert main(["cat", refusing, "1"]) == main(["info", refusing]) == 0
     said = capsys.readouterr().out
     assert "  y: missing\n" in said
@@ -346,26 +319,5 @@ def test_missing_field_is_reported(tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out == ""
     assert main(["cat", filling, "1"]) == main(["info", filling]) == 0
     said = capsys.readouterr().out
-    assert "  y: missing, read as empty\n" in said
+    assert "  y: missing\n" in said
     assert ", 1 missing, read as empty\n" in said
-
-
-@pytest.mark.frameworks
-@pytest.mark.parametrize(
-    "command", [["compare", "--backends", "numpy", "numpy"], ["show"]], ids=lambda words: words[0]
-)
-def test_field_that_does_not_decode_is_named(
-    tmp_path: Path, capsys: Capture, command: list[str]
-) -> None:
-    image = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(image, "png")
-    samples = [{"cls": b"1", "png": image.getvalue()}, {"cls": b"1", "png": b"broken"}]
-    index = str(pack(samples, tmp_path)["data"].path)
-    words = [command[0], index, *command[1:], "--size", "8", "--field"]
-    for field in ("cls", "png"):
-        assert main([*words, field]) == 1
-        error = capsys.readouterr().err
-        assert "error: record " in error
-        assert repr(field) in error
-    assert main([*words, "nobody"]) == 2
-    assert "'nobody'" in capsys.readouterr().err

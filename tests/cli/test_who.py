@@ -98,7 +98,8 @@ def test_diff_imports_two_files_of_one_name_with_modules_of_their_own(capsys: Ca
     assert findings == ["  seed: order.seed is 0 and 1", "  seed: seed is 0 and 1"]
     same = lines_of(capsys, "diff", "--feed", "new/train.py:feed", "new/train.py:feed")
     assert same == ["the same records in every step"]
-    assert not {"orders", "parts", "parts.settings", "train"} & sys.modules.keys()
+    lines_of(capsys, "who", "--feed", "train.py:feed", "--step", "1")
+    assert not {"orders", "parts", "parts.settings"} & sys.modules.keys()
 
 
 def test_file_may_have_the_name_of_a_module(capsys: Capture) -> None:

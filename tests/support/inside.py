@@ -12,7 +12,7 @@ from twinfeed.loaders.building.plan import BuildPlan
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.building.sources import find_source
 from twinfeed.loaders.command_line import main
-from twinfeed.loaders.command_line._feeds import load_feed, sampler_of
+from twinfeed.loaders.command_line._feeds import load_feed
 from twinfeed.loaders.command_line._parser import _parser
 from twinfeed.loaders.errors import REBUILD
 from twinfeed.loaders.feed.collate import collate

@@ -1,14 +1,13 @@
 """Pictures say what is true of the streams and batches that they show."""
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from PIL import Image
-from support.shards import write_tfrecord
 
 from twinfeed.loaders import Feed, NumpyLoader, pack
 from twinfeed.loaders.command_line import main
@@ -162,52 +161,6 @@ def test_show_batch_removes_padding_of_images(tmp_path: Path) -> None:
     assert [axes.images[0].get_size() for axes in figure.axes] == [(5, 6)] * 2
 
 
-def test_show_draws_the_image_field_of_foreign_shards(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Names as TFDS writes them, a list of strings, and a text that one record lacks."""
-    file = io.BytesIO()
-    Image.new("RGB", (6, 4), 200).save(file, "jpeg")
-    rows = [
-        {
-            "image/encoded": file.getvalue(),
-            "image/text": b"a",
-            "image/objects": [b"x"] * (1 + n % 2),
-        }
-        for n in range(6)
-    ]
-    del rows[4]["image/text"]
-    write_tfrecord(tmp_path / "a.tfrecord", rows)
-    index, out = f"{tmp_path}/a.index", f"{tmp_path}/out.png"
-    assert main(["index", f"{tmp_path}/a.tfrecord", "--out", index, "-q"]) == 0
-    show = ["show", index, "--field", "image/encoded"]
-    assert main([*show, "--out", out]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1:] == [out]
-    assert main([*show, "--out", "s.html"]) == 2
-    assert "--out must end in .png, .svg or .pdf, got s.html" in capsys.readouterr().err
-    compared = ["compare", index, "--backends", "numpy", "numpy"]
-    assert main(compared) == 0
-    assert main([*compared, "--size", "4", "--field", "image/encoded"]) == 0
-    assert "image/objects.values: the same" in capsys.readouterr().out
-
-
-def test_show_asks_for_the_field_of_images(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (6, 4), 200).save(file, "png")
-    write_tfrecord(tmp_path / "two.tfrecord", [{"a": file.getvalue(), "b": file.getvalue()}])
-    index = f"{tmp_path}/two.index"
-    assert main(["index", f"{tmp_path}/two.tfrecord", "--out", index, "-q"]) == 0
-    shown = ["show", index, "--out", f"{tmp_path}/out.png"]
-    for field, name in (([], "image"), (["--field", "c"], "c")):
-        assert main([*shown, *field]) == 2
-        asked = f"no field '{name}': name that of the images with --field: a, b"
-        assert capsys.readouterr().err == f"twinfeed: error: {asked}\n"
-    assert main([*shown, "--field", "b"]) == 0
-
-
 def test_pictures_refuse_bad_arguments(tmp_path: pytest.TempPathFactory) -> None:
     index = pack([{"x": b"1"}], f"{tmp_path}/data")["data"]
     feed = Feed(index, ExactOnceBatchSampler(1, batch_size=1))
@@ -220,31 +173,22 @@ def test_pictures_refuse_bad_arguments(tmp_path: pytest.TempPathFactory) -> None
             plot_mixing(nothing)  # type: ignore[arg-type]
 
 
-def test_show_and_mixing_commands_draw_an_index(
-    tmp_path: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+def test_show_command_draws_a_feed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(12):
-        path = Path(f"{tmp_path}/images/{'ab'[number % 2]}/{number}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((9, 7, 3), number * 20, np.uint8)).save(path)
-    pack(f"{tmp_path}/images", f"{tmp_path}/data")
-    index = f"{tmp_path}/data/data.index"
-    sheet, mixing = f"{tmp_path}/batch.svg", f"{tmp_path}/mixing.png"
-    assert main(["show", index, "--p", "2", "--k", "3", "--out", sheet]) == 0
-    assert main(["mixing", index, "--block", "2", "--window", "3", "--out", mixing]) == 0
-    assert capsys.readouterr().out.split() == [sheet, mixing]
-    assert Path(sheet).read_text().count("<image") == 6
-    assert Path(mixing).stat().st_size > 10_000
-    assert main(["show", index, "--p", "2", "--k", "7", "--out", sheet, "--small", "drop"]) == 2
-    assert "p must be at most the number of classes" in capsys.readouterr().err
-
-
-def test_picture_path_is_used_as_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    index, out = pack([{"x": b"1"}] * 20, tmp_path)["data"].path, f"{tmp_path}/a.b.png"
-    assert main(["mixing", str(index), "--out", out]) == 0
-    assert capsys.readouterr().out == f"{out}\n"
-    assert Path(out).exists()
-    assert main(["mixing", str(index), "--out", f"{tmp_path}/picture"]) == 2
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("train.py").write_text(
+        "import numpy as np\nfrom twinfeed import *\n"
+        "images, labels = np.zeros((12, 9, 7, 3), np.uint8), np.arange(12) % 2\n"
+        "sampler = PKBatchSampler(labels, p=2, k=3, seed=0)\n"
+        "feed = Feed({'image': images, 'label': labels}, sampler)\n"
+    )
+    for out in ("batch.svg", "a.b.png"):
+        assert main(["show", "--feed", "train.py:feed", "--step", "1", "--out", out]) == 0
+        assert capsys.readouterr().out == f"{out}\n"
+    assert Path("batch.svg").read_text().count("<image") == 6
+    assert main(["show", "--feed", "train.py:feed", "--out", "picture"]) == 2
     assert "--out must end in .png" in capsys.readouterr().err
 
 
