@@ -1,20 +1,17 @@
 """Verify every checksum of every shard, and every byte that an index describes.
 
-Each shard is scanned as a build scans it. Then its records are read by the index, if there is one.
+The records of an index are read by it. Each shard is scanned as a build scans it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import math
 import os
-import pickle
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -39,9 +36,9 @@ from twinfeed.loaders.formats.sniff import IMAGE_EXTENSIONS, image_extension
 from twinfeed.loaders.formats.tar import ADVISE_JOIN
 from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.manifest import MANIFEST, file_digest
-from twinfeed.loaders.index.open import file_exists, set_shards_root
+from twinfeed.loaders.index.open import set_shards_root
 from twinfeed.loaders.index.options import ReadingOptions, parse_reading_options
-from twinfeed.loaders.index.paths import check_shards, join, output_path, stale_file_error
+from twinfeed.loaders.index.paths import join, output_path
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.loop.feed_loader import in_order
 from twinfeed.loaders.reading.reader import Reader
@@ -55,7 +52,7 @@ _MAX_SHOWN = 20
 """Findings that a printed report lists."""
 _TASKS = 64
 """About how many tasks an executor gets: enough for its workers, but far fewer than shards."""
-_BATCH = 256  # records that are read in one call
+_BATCH = 64  # records that are read in one call
 
 _ShardResult = tuple[int, list[BadRecord], Int64s]
 """The number of records of a shard, what is bad there, and the ids of the good records."""
@@ -66,7 +63,6 @@ _Good = tuple[int, str | None, Record | Sample]
 """A good record: its number in the shard, its key and its fields."""
 
 _image_decoder = lru_cache(DecodeImage)
-_unpickle_cached = lru_cache(maxsize=1)(pickle.loads)  # a worker gets the same check many times
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,8 @@ class Report:
 
     Attributes:
         findings: what is bad. A `record` of -1 is a whole shard, a loose file that is missing or
-            has changed, or half of a tar sample whose parts lie apart.
+            has changed, or half of a tar sample whose parts lie apart. A record of an index is
+            numbered among the records that the index has of its shard.
         good_records: the ids of the good records of an index, in order, for `records=` of a
             sampler, int64[n]; None for shards without an index.
 
@@ -123,9 +120,9 @@ def verify(
 
     - its own arrays;
     - the SHA-256 of each shard, where the index holds it (an index of `pack` does);
+    - each field against its CRC-32C;
     - a checksum over the headers and checksums of each shard's records, which in a tar also covers
-      the members that are not fields;
-    - each field against its CRC-32C.
+      the members that are not fields. If it alone differs, the whole shard is a finding.
 
     With `decode`, each record is also decoded, on threads. Bad and missing records are reported,
     not raised.
@@ -140,6 +137,7 @@ def verify(
         bad_list: the file to write the bad records to, for `build_index(exclude=…)`. If a scan
             cannot go on after a bad record, the entry says so (`rest`). Leaving out such a record
             leaves out all records after it. An index without these records has nothing bad there.
+            Of an index that leaves out records, no list can be made: verify its shards.
         root: the folder or URL that shard paths are relative to.
         executor: any executor of concurrent.futures' kind. The executor is sent the index, and
             groups of shards, which its workers check side by side.
@@ -149,7 +147,8 @@ def verify(
     Raises:
         FileExistsError: the path `bad_list` exists, and is not an older bad list.
         IndexFormatError: damaged arrays.
-        FileNotFoundError: every shard of an index is missing, or a pattern has no match.
+        FileNotFoundError: a pattern has no match.
+        ValueError: `bad_list` is given, and the index leaves out records.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -172,12 +171,16 @@ def verify(
         source = load_index(source, root)
         if root is None:
             set_shards_root(source)
-        _check_root(source)
     index = source if isinstance(source, Index) else None
     shards: Sequence[Any]
     full_paths = False
     if isinstance(source, Index):
         _check_arrays(source)
+        if bad_list is not None and source.options.left_out:
+            raise ValueError(
+                f"{source.where} leaves out records, so records have other numbers in its shards: "
+                "make the list by verify(shards, bad_list=…)"
+            )
         plan, shards = BuildPlan(source.shards_root, source.options), range(len(source.shards))
     else:
         found = find_source(source, None, container=reading.container, root=root, complete=False)
@@ -204,26 +207,13 @@ def _check_all(
         return
     size = math.ceil(len(shards) / _TASKS) or 1
     tasks = [shards[start : start + size] for start in range(0, len(shards), size)]
-    for results in executor.map(partial(_check_in_worker, pickle.dumps(check)), tasks):
+    for results in executor.map(partial(_check_in_worker, check), tasks):
         yield from results
 
 
-def _check_in_worker(pickled_check: bytes, shards: Sequence[Any]) -> list[_ShardResult]:
-    """Call a pickled check, which is unpickled once in a process, with its index."""
-    check: _Check = _unpickle_cached(pickled_check)
+def _check_in_worker(check: _Check, shards: Sequence[Any]) -> list[_ShardResult]:
+    """Return the results of a check, which a worker cannot yield."""
     return list(check(shards))
-
-
-def _check_root(index: Index) -> None:
-    """Raise FileNotFoundError if no shard of an index exists: its root may be a wrong folder."""
-    names = index.shard_paths.tolist()
-    with suppress(LoaderError):  # such as a refused request: the check of each shard reports it
-        if index.container == "files" or any(file_exists(index.shards_root, n) for n in names):
-            return
-        if not index.remote:  # raises the error, with the files that the folder has instead
-            check_shards(index.root, names, index.shards["bytes"].tolist())
-        problem = f"none of the {counted(len(names), 'shard')} is at this URL: is root= right?"
-        raise FileNotFoundError(errno.ENOENT, problem, index.root)
 
 
 def _check_arrays(index: Index) -> None:
@@ -243,27 +233,103 @@ def _check_shards(
     """Check shards, given as jobs or as numbers in an index, and yield the result of each."""
     with nullcontext() if index is None else Reader(index) as reader:
         for shard in shards:
-            check: _PlainShard | _IndexedShard = (
-                _PlainShard(plan, shard)
-                if reader is None
-                else _IndexedShard(plan, reader, shard, wants_samples=decode is not None)
-            )
-            if decode is None:
-                deque(check.records(), maxlen=0)
-                failed = []
+            if reader is None:
+                yield _check_shard(plan, decode, shard)
             else:
-                try_decode = partial(_undecodable, decode, check.name)
-                found = in_order(try_decode, check.records(), threads=processors())
-                failed = [finding for finding in found if finding is not None]
-            findings = failed + check.findings()
-            yield check.num_records, findings, check.good_records(findings)
+                yield _check_indexed_shard(plan, reader, decode, shard)
 
 
-def _undecodable(decode: _Decode, shard: str, good: _Good) -> BadRecord | None:
+def _check_shard(plan: BuildPlan, decode: _Decode | None, job: Job) -> _ShardResult:
+    """Scan a shard without an index. It has no ids."""
+    scan = _Scan(plan, job)
+    samples = ((record.number, record.key, record) for record in scan.records())
+    found = in_order(partial(_undecodable, decode, job.shard), samples, threads=_threads(decode))
+    undecodable = [finding for finding in found if finding is not None]
+    return scan.num_records, undecodable + scan.bad, np.zeros(0, np.int64)
+
+
+def _check_indexed_shard(
+    plan: BuildPlan, reader: Reader, decode: _Decode | None, shard: int
+) -> _ShardResult:
+    """Read and decode the records that an index has of a shard, then scan the shard."""
+    index, name = reader.index, reader.index.shard_paths[shard]
+    stops = index.shard_stops
+    start, stop = int(stops[shard - 1]) if shard else 0, int(stops[shard])
+    batches = (range(n, min(n + _BATCH, stop)) for n in range(start, stop, _BATCH))
+    check = partial(_bad_records, reader, decode, name, start)
+    is_good, findings = np.ones(stop - start, bool), list[BadRecord]()
+    is_loose = index.container == "files"
+    try:
+        for bad in in_order(check, batches, threads=_threads(decode)):
+            is_good[[*bad]] = False
+            findings += bad.values()
+        # Corrupted bytes, which have an offset, explain why the checksum over a shard differs.
+        is_explained = is_loose or any(finding.offset is not None for finding in findings)
+        changes = [] if is_explained else _changes(plan, index, shard)
+    except (OSError, StaleIndexError) as error:  # of the whole shard
+        changes, findings = [bad_record(name, error)], []
+    is_good &= not changes
+    return stop - start, findings + changes, np.flatnonzero(is_good) + start
+
+
+def _threads(decode: _Decode | None) -> int:
+    """Return the number of threads that decode; 1 if nothing is decoded."""
+    return 1 if decode is None else processors()
+
+
+def _bad_records(
+    reader: Reader, decode: _Decode | None, shard: str, start: int, ids: range
+) -> dict[int, BadRecord]:
+    """Read some records together, or one by one if there is an error; return the bad ones by their
+    number in the shard.
+
+    Raises:
+        OSError, StaleIndexError: a shard is missing, or has changed. Loose files are bad records.
+    """
+    index, fields = reader.index, tuple(reader.index.fields)
+    try:
+        values = reader.read_or_none(np.arange(ids.start, ids.stop), fields)
+    except (LoaderError, OSError) as error:
+        is_of_shard = index.container != "files" and isinstance(error, OSError | StaleIndexError)
+        if is_of_shard:
+            raise
+        if len(ids) > 1:
+            single = [_bad_records(reader, decode, shard, start, range(n, n + 1)) for n in ids]
+            return {number: bad for found in single for number, bad in found.items()}
+        return {ids.start - start: _unreadable(shard, ids.start - start, error)}
+    if decode is None:
+        return {}
+    keys: Sequence[str | None] = index.keys(ids) if index.has_keys else [None] * len(ids)
+    bad = dict[int, BadRecord]()
+    for n, key in enumerate(keys):
+        sample = {name: values[name][n] for name in fields if values[name][n] is not None}
+        number = ids.start + n - start
+        if (finding := _undecodable(decode, shard, (number, key, sample))) is not None:
+            bad[number] = finding
+    return bad
+
+
+def _changes(plan: BuildPlan, index: Index, shard: int) -> list[BadRecord]:
+    """Scan a shard whose fields are as they were indexed; return the finding if others differ."""
+    scan = _Scan(plan, Job(index.shard_paths[shard]))
+    deque(scan.records(), maxlen=0)
+    digests = index.shard_sums  # the SHA-256 of each shard; empty if the index has none
+    if scan.headers_checksum != index.shards["headers"][shard]:
+        what = "the checksum over its records"
+    elif len(digests) and scan.sha256 != digests[shard].tobytes().hex():
+        what = "its SHA-256"
+    else:
+        return []
+    problem = f"the shard has changed: {what} is not that of the index"
+    return [BadRecord(scan.job.shard, -1, problem=problem)]
+
+
+def _undecodable(decode: _Decode | None, shard: str, good: _Good) -> BadRecord | None:
     """Decode a record; return the finding if it fails. ImportError is no fault of a record."""
     number, key, sample = good
     try:
-        decode(sample_of(sample) if isinstance(sample, Record) else sample)
+        if decode is not None:
+            decode(sample_of(sample) if isinstance(sample, Record) else sample)
     except ImportError:
         raise
     except Exception as error:
@@ -279,51 +345,33 @@ def _decode_images(sample: Sample) -> None:
             _image_decoder(name)(sample)
 
 
-class _PlainShard:
-    """Scan one shard to its end, or to where it breaks off, and collect bad records.
+class _Scan:
+    """Scan one shard to its end, or to where it breaks off, and collect its bad records."""
 
-    - `bad`: the bad records.
-    - `size`: the size in bytes that the shard has if it is indexed.
-    - `offsets`, `numbers`: record `numbers[i]` of the shard, or a part of it, starts at byte
-      `offsets[i]`.
-    - `previous_end`: the end of the last record; None after a bad record, whose end is not known.
-    """
-
-    def __init__(self, plan: BuildPlan, job: Job, size: int | None = None) -> None:
-        self.plan, self.job, self.name, self.size = plan, job, job.shard, size
+    def __init__(self, plan: BuildPlan, job: Job) -> None:
+        self.plan, self.job = plan, job
         self.bad: list[BadRecord] = []
-        self.offsets, self.numbers = array("q"), array("q")
         self.num_records = self.headers_checksum = 0
-        self.sha256, self.is_readable = "", True
-        self.previous_end: int | None = 0
+        self.sha256 = ""
 
-    def records(self) -> Iterator[_Good]:
-        """Scan the shard, and yield its good records."""
+    def records(self) -> Iterator[Record]:
+        """Scan the shard, and yield its good records. A shard without records is bad too."""
         plan, job = self.plan, self.job
         try:
             with local_copy(join(plan.root, job.shard)) as (path, _):
-                if self.size is not None and os.stat(path).st_size != self.size:
-                    raise stale_file_error(path, self.size, os.stat(path).st_size)
                 if plan.options.digest:
                     self.sha256 = file_digest(Path(path))
                 for record in one_by_one(plan.scan(job, path, self._add_bad)):
                     self.headers_checksum = add_headers(self.headers_checksum, [record.header])
                     self.num_records += 1
-                    self._add(record.offset, record.number)
-                    self.previous_end = record.offset + record.length
-                    if plan.options.join:  # other records may lie between the parts of this record
-                        for part in record.fields.values():
-                            self._add(part.offset, record.number)
-                    yield record.number, record.key, record
-        except (OSError, StaleIndexError) as error:
-            self.is_readable = False
-            name = getattr(error, "filename", None) if job.entries else None
+                    yield record
+        except OSError as error:
+            name = error.filename if job.entries else None
             self.bad.append(bad_record(name or job.shard, error))
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error, rest=True))
-            if error.record is not None:  # all records after the break belong to this error
-                start = error.offset if self.previous_end is None else self.previous_end
-                self._add(start or 0, error.record)
+        if not self.bad and not self.num_records:
+            self.bad.append(BadRecord(job.shard, -1, problem="it has no records"))
 
     def _add_bad(self, error: DataCorruptionError) -> None:
         """Store the error of a bad record. The scan calls this, and continues after the record."""
@@ -334,134 +382,9 @@ class _PlainShard:
         # stay, as a wrong sample. Its error is known by its advice, `ADVISE_JOIN`: index the tar
         # with `join`, which joins the parts. The report shows this advice.
         if error.advice == ADVISE_JOIN:
-            number = -1 if self.size is None else finding.record
-            finding = finding._replace(record=number, problem=f"{error.problem}; {ADVISE_JOIN}")
+            finding = finding._replace(record=-1, problem=f"{error.problem}; {ADVISE_JOIN}")
         self.bad.append(finding)
         self.num_records += 1
-        self._add(error.offset or 0, finding.record)
-        self.previous_end = None  # a bad record may have a wrong length
-
-    def _add(self, offset: int, number: int) -> None:
-        """Store the offset at which a record, or a part of it, starts, and its number."""
-        self.offsets.append(offset)
-        self.numbers.append(number)
-
-    def findings(self) -> list[BadRecord]:
-        """Return the bad records. A shard without records is bad too."""
-        is_empty = not self.bad and not self.num_records
-        return [BadRecord(self.job.shard, -1, problem="it has no records")] * is_empty or self.bad
-
-    def good_records(self, _: Sequence[BadRecord]) -> Int64s:
-        """Return no ids: a shard without an index has none."""
-        return np.zeros(0, np.int64)
-
-    def numbers_at(self, offsets: Int64s) -> Int64s:
-        """Return the number of the last record that starts at or before each offset, or -1."""
-        starts, numbers = np.array(self.offsets, np.int64), np.array(self.numbers, np.int64)
-        by_start = np.lexsort((numbers, starts))
-        num_started = np.searchsorted(starts[by_start], offsets, side="right")
-        return np.append(-1, numbers[by_start])[num_started]
-
-
-class _IndexedShard:
-    """Scan one shard without the index, then read its records by the index; compare checksums.
-
-    - `scan`: what the scan has found; None of loose files, which are their records.
-    - `numbers`: the number in the shard of each record of the index, int64[records].
-    - `unreadable`: what reading the records has found, by the index of the record.
-    """
-
-    def __init__(self, plan: BuildPlan, reader: Reader, shard: int, *, wants_samples: bool) -> None:
-        index, self.wants_samples = reader.index, wants_samples
-        self.reader, self.index, self.shard = reader, index, shard
-        self.name = index.shard_paths[shard]
-        stops = index.shard_stops
-        self.start, self.stop = int(stops[shard - 1]) if shard else 0, int(stops[shard])
-        self.num_records = self.stop - self.start
-        self.numbers = np.arange(self.num_records)
-        self.unreadable: dict[int, BadRecord] = {}
-        size = int(index.shards["bytes"][shard])
-        is_loose = index.container == "files"
-        self.scan = None if is_loose else _PlainShard(plan, Job(self.name), size)
-
-    def records(self) -> Iterator[_Good]:
-        """Check the shard, and yield the fields of its good records if samples are wanted."""
-        if self.scan is not None:
-            deque(self.scan.records(), maxlen=0)
-            if not self.scan.is_readable:
-                return
-            self.numbers = self.scan.numbers_at(self._offsets())
-        for first in range(self.start, self.stop, _BATCH):
-            yield from self._read(np.arange(first, min(first + _BATCH, self.stop)))
-
-    def _offsets(self) -> Int64s:
-        """Return an offset within each record, the largest of its fields; -1 without fields."""
-        offsets = np.full(self.num_records, -1)
-        for field in self.index.fields:
-            rows = self.index.table(field)[self.start : self.stop]
-            found = np.where(rows["length"] >= 0, rows["offset"].astype(np.int64), -1)
-            np.maximum(offsets, found, out=offsets)
-        return offsets
-
-    def _read(self, ids: Int64s) -> Iterator[_Good]:
-        """Read some records together, or one by one if there is an error."""
-        fields, index = self.index.fields, self.index
-        try:
-            values = self.reader.read_or_none(ids, tuple(fields))
-        except (LoaderError, OSError) as error:
-            for n in range(len(ids)) if len(ids) > 1 else ():
-                yield from self._read(ids[n : n + 1])
-            if len(ids) == 1:
-                row = int(ids[0]) - self.start
-                self.unreadable[row] = _unreadable(self.name, int(self.numbers[row]), error)
-            return
-        if not self.wants_samples:
-            return
-        keys: Sequence[str | None] = index.keys(ids) if index.has_keys else [None] * len(ids)
-        for n, number in enumerate(self.numbers[ids - self.start].tolist()):
-            sample = {name: values[name][n] for name in fields if values[name][n] is not None}
-            yield number, keys[n], sample
-
-    def findings(self) -> list[BadRecord]:
-        """Return what is bad, but not a bad record that the index excludes, as it was bad at the
-        build.
-        """
-        scan, unreadable = self.scan, [*self.unreadable.values()]
-        if scan is None:
-            return unreadable
-        if not scan.is_readable:
-            return scan.bad
-        headers_changed = scan.headers_checksum != self.index.shards["headers"][self.shard]
-        indexed = set(self.numbers.tolist())
-        # All after a bad record with `rest` is unreadable. It was so at the build if nothing has
-        # changed since. The number -1 means the whole shard.
-        bad = [
-            finding
-            for finding in scan.bad
-            if finding.record in indexed or finding.record < 0 or (finding.rest and headers_changed)
-        ]
-        # Only the scan reads the headers of records, so only its findings explain why their
-        # checksum differs. In a tar, this checksum also covers the fields.
-        explained = bad or (self.index.container == "tar" and unreadable)
-        bad = [*{finding.record: finding for finding in unreadable + bad}.values()]
-        digests = self.index.shard_sums  # the SHA-256 of each shard; empty if the index has none
-        if headers_changed and not explained:
-            what = "the checksum over its records"
-        elif not bad and len(digests) and scan.sha256 != digests[self.shard].tobytes().hex():
-            what = "its SHA-256"
-        else:
-            return bad
-        problem = f"the shard has changed: {what} is not that of the index"
-        return [*bad, BadRecord(self.name, -1, problem=problem)]
-
-    def good_records(self, findings: Sequence[BadRecord]) -> Int64s:
-        """Return the ids of the records without a finding, of all `findings`."""
-        is_bad = np.isin(self.numbers, [finding.record for finding in findings])
-        is_bad[list(self.unreadable)] = True
-        for finding in findings:  # the whole shard, or the rest of it
-            if finding.rest or (finding.record < 0 and self.scan is not None):
-                is_bad |= self.numbers >= finding.record
-        return np.flatnonzero(~is_bad) + self.start
 
 
 def _unreadable(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:

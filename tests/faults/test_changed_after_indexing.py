@@ -56,10 +56,7 @@ def test_fault_29_shard_of_same_size_with_other_records_is_refused(tmp_path: Pat
         reader.read([5])
         with pytest.raises((DataCorruptionError, StaleIndexError)):
             reader.read([0])
-    assert not verify(again).ok
-    assert any(
-        "the checksum over its records is not" in bad.problem for bad in verify(again).findings
-    )
+    assert [bad.record for bad in verify(again).findings] == [0, 1]
 
 
 def test_fault_29_changed_loose_file_is_refused(tmp_path: Path) -> None:
@@ -96,15 +93,11 @@ def test_fault_30_verify_reports_missing_and_changed_shards(tmp_path: Path, work
             -1,
             f"the file has changed since it was indexed: {size - 1} bytes, not {size} bytes",
         ),
-        (shards[1].name, -1, "No such file or directory"),
-        (shards[3].name, 5, "corrupted data"),
+        (shards[1].name, -1, "no such file any more: restore the file, or build the index again"),
+        (shards[3].name, 5, "corrupted bytes in field 'image'"),
     ]
     plain = verify(shards, root=tmp_path).findings
     assert [bad.shard for bad in plain] == [shards[0].name, shards[1].name, shards[3].name]
-    for shard in shards[2:] + shards[:1]:
-        shard.rename(shard.with_suffix(".old"))
-    with pytest.raises(FileNotFoundError, match=r"4 of 4 shards are missing.* give root= "):
-        verify(index.path)
 
 
 def test_fault_30_verify_reports_missing_and_changed_loose_files(
