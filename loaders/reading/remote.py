@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -34,7 +35,8 @@ class RemoteFiles:
         self.store = store_of(index.shards_root)
         cache = index.cache
         self.cache = None if cache is None else ChunkCache(index, cache, self._sizes, self._fetch)
-        self.buffer = RangeBuffer(self.cache.read if self.cache else self._fetch, gap_of(index))
+        read, send = (self.cache.read, None) if self.cache else (self._fetch, self._send)
+        self.buffer = RangeBuffer(read, gap_of(index), send)
         # As `PlannedFiles`, its ranges are those of the buffer.
         self.start_plan, self.apply = self.buffer.start_plan, self.buffer.apply
         self.release_before = self.buffer.release_before
@@ -107,6 +109,21 @@ class RemoteFiles:
         if self.store.sends_info:  # the size and the ETag of the file, with each range
             self._compare(file, found.info)
         return found.data
+
+    def _send(self, file: int, start: int, stop: int) -> Callable[[], memoryview | None] | None:
+        """Do what `_fetch` does in two steps, as `Store.send`."""
+        receive = self.store.send(self._file(file)[0], start, stop)
+        if receive is None:
+            return None
+
+        def received() -> memoryview | None:
+            found = receive()
+            if found is None:
+                return None
+            self._compare(file, found.info)
+            return found.data
+
+        return received
 
     def _compare(self, file: int, found: ObjectInfo) -> None:
         """Raise StaleIndexError if the size or the ETag of a file, where both are known, is another

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import InvalidURL
@@ -71,8 +72,54 @@ class HttpStore(Store):
                 return RangeData(memoryview(b""), self._stat(path) if info.bytes is None else info)
             if response.status == 200:
                 raise no_ranges_error(self.url(path))
-            length, info = self._check_range(path, response, start, stop)
-            return RangeData(memoryview(response.read(length)), info)
+            return self._read_range(path, response, start, stop)
+
+    def send(self, path: str, start: int, stop: int, /) -> Callable[[], RangeData | None] | None:
+        """Send a request for the bytes [start, stop) of a file, if a connection is idle.
+
+        It was opened by `_request`, which has checked its address; no proxy is used.
+        """
+        url = self.url(path)
+        origin = _origin(url)
+        pool = self._pools.get((origin, False))
+        idle = pool.pool if pool and not pool.proxy else None
+        if idle is None or idle.empty():
+            return None
+        connection = idle.get(block=False)
+        until = time.monotonic() + _retries.NETWORK.request_seconds
+
+        def receive() -> RangeData | None:
+            """Return the bytes; None after any failure or redirect."""
+            is_reusable = False
+            try:
+                with suppress(Exception), deadline(until - time.monotonic()):
+                    response = connection.getresponse()
+                    if response.status == 206:
+                        found = self._read_range(path, response, start, stop)
+                        is_reusable = response.length_remaining == 0
+                        return found if len(found.data) == stop - start else None
+                return None
+            finally:
+                if not is_reusable:
+                    connection.close()
+                idle.put(connection)
+
+        if not connection.is_connected:
+            idle.put(connection)
+            return None
+        try:
+            connection.request(
+                "GET",
+                _target(url, origin),
+                headers={**_HEADERS, "Range": f"bytes={start}-{stop - 1}"},
+                preload_content=False,
+                decode_content=False,
+            )
+        except BaseException:
+            connection.close()
+            idle.put(connection)
+            raise
+        return receive
 
     def _list(self) -> Iterator[str]:
         """Raise LoaderError: HTTP has no listing."""
@@ -81,6 +128,21 @@ class HttpStore(Store):
             path=self.root,
             advice="name the shards, as in train-{00000..00063}.tar, or give a list of their URLs",
         )
+
+    def _read_range(
+        self, path: str, response: BaseHTTPResponse, start: int, stop: int
+    ) -> RangeData:
+        """Return the bytes [start, stop) of a file from a response with status 206."""
+        self._check_headers(path, response)
+        length, info = self._check_range(path, response, start, stop)
+        return RangeData(memoryview(response.read(length)), info)
+
+    def _check_headers(self, path: str, response: BaseHTTPResponse) -> None:
+        """Raise LoaderError for a header of a response that is not as `_STRICT_HEADERS` has it."""
+        for name, (pattern, expected) in _STRICT_HEADERS.items():
+            found = response.headers.get(name)
+            if found is not None and not re.fullmatch(pattern, found):
+                raise self._header_error(path, name, found, expected)
 
     def _check_range(
         self, path: str, response: BaseHTTPResponse, start: int, stop: int
@@ -132,10 +194,7 @@ class HttpStore(Store):
                 if response.status not in (200, 206, 416):
                     reason, retry_after = response.reason or "", _retry_after(response)
                     raise status_error(url, response.status, reason, retry_after)
-                for name, (pattern, expected) in _STRICT_HEADERS.items():
-                    found = response.headers.get(name)
-                    if found is not None and not re.fullmatch(pattern, found):
-                        raise self._header_error(path, name, found, expected)
+                self._check_headers(path, response)
                 yield response
             finally:
                 _release(response)
@@ -169,7 +228,6 @@ class HttpStore(Store):
         network.
         """
         origin = _origin(url)
-        path = url[len(origin) :].removeprefix("/")
         while True:
             pool = self._pools.get((origin, redirected))
             if pool is None:
@@ -179,7 +237,7 @@ class HttpStore(Store):
                 return pool.urlopen(
                     "GET",
                     # A proxy gets the whole URL, unless it makes a tunnel.
-                    url if pool.proxy and url.startswith("http:") else f"/{path}",
+                    url if pool.proxy and url.startswith("http:") else _target(url, origin),
                     headers=headers,
                     redirect=False,
                     assert_same_host=False,
@@ -202,6 +260,11 @@ class HttpStore(Store):
 def _origin(url: str) -> str:
     """Return the scheme and host of a URL, as in "https://example.org"."""
     return "://".join(urlsplit(url)[:2])
+
+
+def _target(url: str, origin: str) -> str:
+    """Return what a request names: the path of a URL, from the slash on."""
+    return "/" + url[len(origin) :].removeprefix("/")
 
 
 def _size(response: BaseHTTPResponse) -> int | None:

@@ -154,7 +154,11 @@ def connection_pool(url: str, check: Check, /) -> HTTPConnectionPool:
     for name in ("connection", "connectionpool"):  # their logs contain URLs, which may have secrets
         logging.getLogger(f"urllib3.{name}").addFilter(_is_of_other_library)
     network = _retries.NETWORK
-    options: Any = {"maxsize": network.requests, "retries": False, "ssl_context": tls_context()}
+    options: Any = {
+        "maxsize": network.requests + network.small_requests,
+        "retries": False,
+        "ssl_context": tls_context(),
+    }
     options["timeout"] = network.connect_seconds
     proxy = urllib.request.getproxies().get(scheme)
     if not proxy or urllib.request.proxy_bypass(host):
@@ -166,6 +170,8 @@ def connection_pool(url: str, check: Check, /) -> HTTPConnectionPool:
             proxy_url, proxy_headers=headers, proxy_ssl_context=tls_context(), **options
         )
     pool: Any = manager.connection_from_url(url)
+    while not pool.pool.empty():  # placeholders, which would hide idle connections
+        pool.pool.get()
     connection_class = _SecureConnection if pool.scheme == "https" else _Connection
     pool.ConnectionCls = partial(connection_class, None if pool.proxy else check)
     return pool  # type: ignore[no-any-return]

@@ -29,6 +29,8 @@ class Network:
     """Network settings. `NETWORK` has the values in force.
 
     - `requests`: the maximum number of requests in flight, per process.
+    - `small_requests`: the maximum number of small requests in flight besides, per process, on
+      connections that are open already. Small means at most `small_bytes`.
     - `in_flight`: the maximum number of bytes requested and not yet received, per process.
     - `buffer_bytes`: the maximum number of bytes prefetched and not yet used, per reader. Blocks in
       use come on top.
@@ -43,6 +45,8 @@ class Network:
     """
 
     requests: int = 32
+    small_requests: int = 128
+    small_bytes: int = 1 << 17
     in_flight: int = 1 << 28
     buffer_bytes: int = 1 << 29
     part_bytes: int = 1 << 23

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -120,6 +120,15 @@ class Store(ABC):
             return part
 
         return with_retries(url, requested, attempt)
+
+    def send(self, path: str, start: int, stop: int, /) -> Callable[[], RangeData | None] | None:
+        """Send a request for the bytes [start, stop) of a file, if a connection is idle.
+
+        Returns:
+            A function that receives the bytes, with the size and ETag; its result is None if `read`
+            must read them. None if no request was sent.
+        """
+        return None
 
     def glob(self, pattern: str, /) -> list[str]:
         """Return the sorted paths that match a glob pattern, in which only ** crosses a "/"."""

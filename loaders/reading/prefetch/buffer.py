@@ -22,6 +22,9 @@ from twinfeed.loaders.storage.request_pool import request_pool
 ReadRange = Callable[[int, int, int], memoryview]
 """A function (file, start, stop) that returns the bytes [start, stop) of a file."""
 
+SendRange = Callable[[int, int, int], Callable[[], memoryview | None] | None]
+"""The same in two steps: send the request, and return a function that receives the bytes."""
+
 _MAX_CANDIDATES = 8
 """A row is searched in this many buffered ranges: the last ones that begin before the row."""
 
@@ -42,19 +45,22 @@ class BufferedRange:
         self.parts: list[Future[memoryview]] = []
         self.failed = False  # whether a part could not be read
 
-    def request(self, read: ReadRange, *, urgent: bool) -> None:
+    def request(self, read: ReadRange, send: SendRange | None, *, urgent: bool) -> None:
         """Submit requests for the range, in parts of `part_bytes`, to the request pool.
 
-        Several parts are copied to one buffer. `urgent` requests come before all that prefetch.
+        Several parts are copied to one buffer. `urgent` requests come before all that prefetch. A
+        small range is requested by `send`, if there is one.
         """
-        size = retries.NETWORK.part_bytes
-        has_several_parts = self.stop - self.start > size
-        buffer = np.empty(self.stop - self.start, np.uint8) if has_several_parts else None
+        num_bytes, size = self.stop - self.start, retries.NETWORK.part_bytes
+        buffer = np.empty(num_bytes, np.uint8) if num_bytes > size else None
+        is_small = num_bytes <= retries.NETWORK.small_bytes
+        send_it = partial(send, self.file, self.start, self.stop) if send and is_small else None
         self.parts, self.failed = [], False
         for start in range(self.start, self.stop, size):
             stop = min(self.stop, start + size)
             call = partial(self._read_part, read, start, stop, buffer)
-            self.parts.append(request_pool().submit(call, stop - start, urgent=urgent))
+            part = request_pool().submit(call, stop - start, urgent=urgent, send=send_it)
+            self.parts.append(part)
 
     def _read_part(
         self, read: ReadRange, start: int, stop: int, buffer: npt.NDArray[np.uint8] | None
@@ -108,10 +114,11 @@ class RangeBuffer:
     Args:
         read: reads a range of a file.
         gap: the longest gap, in bytes, between two rows that are fetched by one request.
+        send: as `read`, in two steps, for small ranges.
     """
 
-    def __init__(self, read: ReadRange, gap: int) -> None:
-        self._read, self._gap = read, gap
+    def __init__(self, read: ReadRange, gap: int, send: SendRange | None = None) -> None:
+        self._read, self._gap, self._send = read, gap, send
         self._lock = threading.RLock()  # methods that have it call others
         self._num_requested = 0  # ranges that were ever prefetched
         self._ranges: dict[tuple[int, int, int], BufferedRange] = {}  # by file, start and stop
@@ -175,7 +182,7 @@ class RangeBuffer:
             self._ranges[file, start, stop] = buffered
             self._bytes += stop - start
             insort(self._sorted_keys, (file, start, stop))
-            buffered.request(self._read, urgent=False)
+            buffered.request(self._read, self._send, urgent=False)
         if block == NO_BLOCK:
             buffered.last_step = max(buffered.last_step, step)
             self._by_last_step[step].append(buffered)
@@ -214,7 +221,7 @@ class RangeBuffer:
             distinct = [buffered for buffered in dict.fromkeys(found) if buffered is not None]
             for buffered in distinct:
                 if buffered.failed:
-                    buffered.request(self._read, urgent=True)
+                    buffered.request(self._read, self._send, urgent=True)
             parts = [part for buffered in distinct for part in buffered.parts if not part.done()]
         if parts:
             request_pool().promote(parts)
@@ -240,7 +247,7 @@ class RangeBuffer:
             ranges[bisect_right(starts, (file, offset)) - 1] for offset, _, file, _ in rows.tolist()
         ]
         for new_range in dict.fromkeys(range_of_rows):
-            new_range.request(self._read, urgent=True)
+            new_range.request(self._read, self._send, urgent=True)
         return range_of_rows
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:

@@ -231,7 +231,7 @@ def test_request_that_a_batch_waits_for_is_sent_next(
         assert reached.wait(20)  # the first request, and no other
         found = pool.submit(reader.read, [COUNT - 4], ["x"])
         rows = index.rows(["x"], np.array([COUNT - 4]))
-        while not request_pool.request_pool()._urgent:
+        while not request_pool.request_pool()._sendable._urgent:
             time.sleep(0.001)
         go_on.set()
         assert len(found.result()["x"][0]) == RECORD

@@ -290,6 +290,56 @@ def test_process_exit_does_not_wait_for_pending_requests(
     )
 
 
+def scattered(folder: Path, server: RangeServer, count: int) -> tuple[Index, list[int]]:
+    """Return an index of shards at the server, and records that are a request each."""
+    index = large(folder, shards=1, records=4 * count, size=1000)
+    return at(server, index), np.random.default_rng(0).permutation(4 * np.arange(count)).tolist()
+
+
+def test_small_requests_are_sent_ahead_of_their_responses(
+    tmp_path: Path, server: RangeServer, network: Callable[..., None]
+) -> None:
+    """More of them than there are threads, once connections are open, and no more than allowed."""
+    network(requests=2, small_requests=9)
+    index, ids = scattered(tmp_path, server, 300)
+    server.delay = 0.005
+    with Reader(index) as reader, Reader(open_index(index.path)) as local:
+        fetch_ahead(reader, extents(index, ids))
+        assert reader.read(ids)["x"] == local.read(ids)["x"]
+    assert 9 <= server.most <= 2 + 9
+    assert server.asked == {"GET": 300}
+
+
+@pytest.mark.parametrize("fate", ["reset", "short", "hang", 503, "moved", "closes"])
+def test_request_sent_ahead_that_fails_is_made_again(
+    tmp_path: Path, server: RangeServer, network: Callable[..., None], fate: int | str
+) -> None:
+    """Every tenth range meets its fate once. A server that closes each connection is no fault."""
+    network(requests=2, first_pause=0.01, request_seconds=0.5 if fate == "hang" else 60)
+    index, ids = scattered(tmp_path, server, 40)
+    (shard,) = index.shard_paths.tolist()
+    (tmp_path / f"moved-{shard}").write_bytes((tmp_path / shard).read_bytes())
+    server.tags = dict.fromkeys((shard, f"moved-{shard}"), '"1"')
+    met: set[int] = set()
+
+    def fail(_path: str, start: int) -> int | str | None:
+        if len(server.ranges) < 8 or start // 1000 % 10 or start in met:
+            return None
+        met.add(start)
+        return fate
+
+    if fate == "closes":
+        server.headers = {"Connection": "close"}
+    elif fate == "moved":
+        server.fail = lambda _path, _start: server.moved.update({f"/{shard}": f"/moved-{shard}"})
+    else:
+        server.fail = fail
+    with Reader(index) as reader, Reader(open_index(index.path)) as local:
+        fetch_ahead(reader, extents(index, ids))
+        assert reader.read(ids)["x"] == local.read(ids)["x"]
+    assert met or fate in ("moved", "closes")
+
+
 def test_idle_request_threads_end(tmp_path: Path, server: RangeServer) -> None:
     index = large(tmp_path, shards=1, records=8, size=1000)
     with Reader(at(server, index)) as reader:
@@ -299,6 +349,7 @@ def test_idle_request_threads_end(tmp_path: Path, server: RangeServer) -> None:
         thread.join(60)
     assert not any(thread.is_alive() for thread in mine)
     assert request_pool.request_pool()._num_threads == 0
+    assert not request_pool.request_pool()._is_sending
 
 
 def test_loader_keeps_requests_in_flight_at_their_limit(
