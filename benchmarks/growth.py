@@ -35,6 +35,7 @@ from twinfeed.loaders.command_line import main as command
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.index.arrays import StringColumn, row_type
 from twinfeed.loaders.index.index import SHARD
+from twinfeed.loaders.support.temporary import work_folder
 
 Found = dict[str, float]
 
@@ -407,7 +408,8 @@ def many_names(number: int) -> Found:
     facts |= {"fields": [{"name": "x", "kind": "bytes", "missing": 0}], "class_order": None}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with index_writer(folder / "a.index") as store:
+        path = folder / "a.index"
+        with work_folder(path / "parts", "") as work, index_writer(path, work) as store:
             store.add(arrays)
             store.finish(facts, vars(IndexOptions(container="tar")))
         for n in np.linspace(0, number - 1, 16).astype(int):

@@ -22,6 +22,7 @@ from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import FieldStats, ShardPart, load_part, new_part
 from twinfeed.loaders.index.arrays import row_type
+from twinfeed.loaders.support.temporary import work_folder
 
 BLOCK = 1 << 15
 CLASSES = 1000
@@ -59,7 +60,8 @@ def merged(folder: Path, limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (data + limit, data + limit))
     start = time.perf_counter()
     stats = IndexStats(map(load_part, sorted(folder.glob("*.part"))), None)
-    write_index(folder / "x.index", stats, classes=None)
+    with work_folder(folder / "x.index" / "parts", "") as work:
+        write_index(folder / "x.index", work, stats, classes=None)
     seconds = time.perf_counter() - start
     print(f"merged {stats.num_records:,} records with {limit:,} bytes at most, in {seconds:.0f} s")
 

@@ -111,7 +111,7 @@ COVERED = (
     ("loaders/storage", "unit/loaders/index/test_remote_index.py", "object_store"),
     ("loaders/storage", "unit/loaders/storage/test_url.py", "fsspec_store open_store store"),
     ("loaders/storage", "unit/loaders/storage/test_http.py", "http_connections"),
-    ("loaders/support", "unit/loaders/packing/test_publish.py", "deletable"),
+    ("loaders/support", "unit/loaders/packing/test_publish.py", "temporary"),
     ("loaders/support", "unit/loaders/reading/test_by_key.py", "csv_rows"),
     ("loaders/support", "unit/loaders/reading/test_dataset_source.py", "array_types"),
     ("loaders/support", "unit/loaders/index/test_index.py", "checks"),
@@ -119,7 +119,6 @@ COVERED = (
     ("loaders/support", "unit/loaders/reading/test_local.py", "closing"),
     ("loaders/support", "faults/test_bytes.py", "limits"),
     ("loaders/support", "cli/test_commands.py", "progress"),
-    ("loaders/support", "unit/loaders/index/test_remote_index.py", "temporary"),
     (
         "loaders/tensorflow",
         "backends/tensorflow/test_loader.py",

@@ -30,10 +30,10 @@ from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import explain_full_disk
 
 
-def write_index(path: Path, stats: IndexStats, /, *, classes: Classes) -> None:
-    """Merge the parts that `stats` lists into an index, and write it to the folder `path`."""
+def write_index(path: Path, work: Path, stats: IndexStats, /, *, classes: Classes) -> None:
+    """Merge the parts that `stats` lists into the index `path`, through the folder `work`."""
     stats.check()
-    with index_writer(path) as store:
+    with index_writer(path, work) as store:
         merger = _IndexMerger(store, stats, classes)
         store.add(stats.arrays())
         with explain_full_disk(path):

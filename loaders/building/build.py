@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -21,7 +21,7 @@ from twinfeed.loaders.building.classes import Classes, check_classes
 from twinfeed.loaders.building.labels import FromTable, LabelSource
 from twinfeed.loaders.building.plan import BuildPlan, Fields
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, job_states
-from twinfeed.loaders.building.writer import DAY, UNWRITABLE_ADVICE, check_own_folder, is_part
+from twinfeed.loaders.building.writer import UNWRITABLE_ADVICE, WORK_FOLDER, check_own_folder
 from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.index.open import open_index
 from twinfeed.loaders.index.options import ReadingOptions, parse_reading_options
@@ -29,10 +29,9 @@ from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.index.remote_index import send_index
 from twinfeed.loaders.storage.store import read_only_error
 from twinfeed.loaders.storage.url import Location, parse_location
-from twinfeed.loaders.support.atomic import locked
 from twinfeed.loaders.support.pool import interrupts_deferred
 from twinfeed.loaders.support.progress import progress_bar
-from twinfeed.loaders.support.temporary import temporary_folder
+from twinfeed.loaders.support.temporary import temporary_folder, work_folder
 from twinfeed.samplers.validate import counted
 
 MIN_KEPT_BYTES = 1 << 20
@@ -117,40 +116,15 @@ def build_index(
     table = label if isinstance(label, FromTable) else None
     with nullcontext(Path()) if index_folder else temporary_folder() as temporary:
         folder = index_folder or temporary / "x.index"
-        with _build_lock(folder / "parts"):
-            build_parts = partial(_build_parts, jobs, folder / "parts", executor, progress)
+        with work_folder(folder / WORK_FOLDER, UNWRITABLE_ADVICE, _is_worth_keeping) as work:
+            build_parts = partial(_build_parts, jobs, work, executor, progress)
             stats = IndexStats(build_parts(plan), table)
             if mixed := stats.mixed_features():  # read all values of these features as lists
                 stats = IndexStats(build_parts(plan.with_lists(mixed)), table)
-            write_index(folder, stats, classes=classes)
+            write_index(folder, work, stats, classes=classes)
         if isinstance(out, Location):
             send_index(folder, out)
     return open_index(path, root=str(source.root))
-
-
-@contextmanager
-def _build_lock(folder: Path) -> Iterator[None]:
-    """Lock the folder of parts while they are built and merged, and delete them after that.
-
-    After an error, the parts of large shards are kept for the next build. A new folder of an index
-    that stays empty is removed.
-    """
-    index_existed = folder.parent.exists()
-    try:
-        with locked(folder, make=UNWRITABLE_ADVICE, wait=DAY):
-            finished = False
-            try:
-                yield
-                finished = True
-            finally:
-                for file in filter(is_part, folder.iterdir()):
-                    if finished or not _is_worth_keeping(file):
-                        file.unlink(missing_ok=True)  # a worker that still runs may have renamed it
-    finally:
-        with suppress(OSError):  # a folder is not empty: it stays, and so does its parent
-            folder.rmdir()
-            if not index_existed:  # `locked` has created the parent; empty if the build failed
-                folder.parent.rmdir()
 
 
 def _is_worth_keeping(file: Path) -> bool:

@@ -25,7 +25,7 @@ from twinfeed.loaders.formats.sniff import (
     is_tar,
 )
 from twinfeed.loaders.index.manifest import MANIFEST
-from twinfeed.loaders.index.paths import join, refuse_unfinished, relative_to
+from twinfeed.loaders.index.paths import join, relative_to
 from twinfeed.loaders.storage.download import download
 from twinfeed.loaders.storage.open_store import split, store_of
 from twinfeed.loaders.storage.url import Location, Root, is_url, parse_location
@@ -90,8 +90,6 @@ def find_source(
     if entries is not None:
         return _files_source(*_relative_entries(shards, entries, index_path, root))
     names = _shard_names(shards, complete)
-    for folder in {os.path.dirname(name) for name in names if not is_url(name)}:
-        refuse_unfinished(folder)
     shards_root: Root
     if root is not None:
         shards_root = parse_location(root)

@@ -2,8 +2,7 @@
 
 The arrays are in a folder that is named after their content, and the manifest names the folder.
 `os.replace` of the manifest is the commit point: a reader sees the whole old state or the whole new
-state. The bytes contain no time, user or path. So two processes that build the same index write
-the same files, and the last writer changes nothing.
+state. The bytes contain no time, user or path.
 """
 
 from __future__ import annotations
@@ -36,30 +35,16 @@ from twinfeed.loaders.index.manifest import (
 )
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import (
-    LOCK,
     check_replaceable,
-    fsync_path,
-    locked,
+    new_file,
     publish_folder,
-    temporary_name,
 )
-from twinfeed.loaders.support.deletable import (
-    MARK,
-    add_deletable,
-    deletable_files,
-    delete_folder,
-    delete_listed,
-    mark_deletable,
-)
-from twinfeed.loaders.support.regular import open_file
 
 Json = Mapping[str, Any]  # an object of JSON
-_PART_NAME = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
-PART_MAGIC = b"PK\x03\x04"
-"""The first bytes of every part, which is a zip."""
+WORK_FOLDER = "parts"
+"""The folder in an index that a build works in, and where parts stay if it is interrupted."""
+_BUILT = re.compile(rf"\..*|{WORK_FOLDER}|{ARRAYS_FOLDER.pattern}", re.DOTALL)
 _BUFFER = 1 << 17  # bytes
-DAY = 86400.0
-"""The timeout, in seconds, of the lock on an index that another process builds."""
 _REGULAR = "a regular file", bool  # a build replaces these names in an index, but no links
 UNWRITABLE_ADVICE = (
     "the index cannot be written here; write it elsewhere (twinfeed index --out) and give root= "
@@ -115,7 +100,7 @@ class ArrayFile:
 
 
 class IndexWriter:
-    """Write an index to a temporary folder, which `finish` publishes at `path`."""
+    """Write the arrays of an index to `folder`, which `finish` publishes at `path`."""
 
     def __init__(self, path: Path, folder: Path, /) -> None:
         self.path = path
@@ -126,7 +111,6 @@ class IndexWriter:
 
     def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
         """Create the file of an array, to be written in blocks."""
-        add_deletable(self.folder, f"{name}.npy")
         self.open_arrays[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
         return self.open_arrays[name]
 
@@ -144,43 +128,27 @@ class IndexWriter:
     def finish(self, content: Json, options: Json, /) -> None:
         """Write a manifest with `content` and `options`, and publish the index.
 
-        If this process is killed at any moment, the index is the old one or the new one, and the
-        next build can delete the other's files:
+        1. Move the new arrays to a folder in the index, which the manifest names.
+        2. Replace the manifest: from now on, readers open the new arrays.
+        3. Delete the arrays that the old manifest names.
 
-        1. Write the manifest, a JSON file, beside the new arrays in their temporary folder.
-        2. Rename this folder to its final name, which the manifest contains.
-        3. Replace the index's manifest by the new one: from now on, readers open the new arrays.
-        4. Delete the old arrays.
-
-        An array is deleted only if the marker file (`MARK`) of its folder lists it, and no index
-        uses the folder. The new arrays are listed until step 4, the old ones from step 3 on.
+        A process that is killed before step 2 leaves the old index, and after it the new one. The
+        arrays of the other index may be left, in a folder that nobody reads.
         """
-        # 1. `arrays` has a description of each array: its shape, dtype and SHA-256.
+        # `arrays` has a description of each array: its shape, dtype and SHA-256.
         arrays = self._finished | {name: file.finish() for name, file in self.open_arrays.items()}
         manifest = _manifest(content, options, arrays)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
-        add_deletable(self.folder, MANIFEST)  # the marker file lists the arrays already
-        (self.folder / MANIFEST).write_bytes(text.encode())
-        fsync_path(self.folder / MANIFEST)
-        # 2. A folder of the final name that no index uses is left over from a killed build.
-        array_folder = self.path / manifest["folder"]
-        old_manifest = _old_manifest(self.path)
-        if old_manifest is None or old_manifest["folder"] != array_folder.name:
-            delete_listed(array_folder)
-        manifest_folder = _publish_arrays(self.folder, array_folder)
-        # 3. The folder of the old arrays gets its marker file before, and is kept nevertheless
-        # while the manifest names it. So if this process is killed, the next build can delete it.
-        if old_manifest is not None:
-            with suppress(OSError):  # the arrays are missing
-                old_files = [f"{name}.npy" for name in old_manifest["arrays"]]
-                mark_deletable(self.path / old_manifest["folder"], old_files)
-        os.replace(manifest_folder / MANIFEST, self.path / MANIFEST)
-        fsync_path(self.path)
-        # 4. Without a marker file, the new arrays are never deleted, from now on.
-        (array_folder / MARK).unlink(missing_ok=True)
-        for folder in self.path.iterdir():
-            if folder != array_folder and ARRAYS_FOLDER.fullmatch(folder.name.removeprefix(".")):
-                delete_listed(folder)
+        old_files = _indexed_files(self.path)
+        _publish_arrays(self.folder, self.path / manifest["folder"])
+        with new_file(self.path / MANIFEST, self.folder.with_name(MANIFEST)) as file:
+            file.write(text.encode())
+        for name in sorted(old_files - {*array_files(manifest)}):  # such as "columns-…/field-0.npy"
+            folder = (self.path / name).parent
+            if not folder.is_symlink():
+                (self.path / name).unlink(missing_ok=True)
+            with suppress(OSError):  # there are other files
+                folder.rmdir()
 
 
 def _manifest(content: Json, options: Json, arrays: Json) -> dict[str, Any]:
@@ -198,54 +166,44 @@ def _manifest(content: Json, options: Json, arrays: Json) -> dict[str, Any]:
     return manifest
 
 
-def _old_manifest(path: Path) -> dict[str, Any] | None:
-    """Return the manifest of the index at `path`, or None if it is missing or damaged."""
+def _indexed_files(path: Path) -> set[str]:
+    """Return the array files of the index at `path`, relative to it; none without an index."""
     with suppress(LoaderError, OSError):
-        return read_manifest(path)
-    return None
+        return {*array_files(read_manifest(path))}
+    return set()
 
 
 @contextmanager
-def index_writer(path: Path) -> Iterator[IndexWriter]:
-    """Yield a writer of the index at `path`, and delete temporary files after the `with` block.
+def index_writer(path: Path, work: Path) -> Iterator[IndexWriter]:
+    """Yield a writer of the index at `path`, which writes to the folder `work` until it is whole.
 
-    The folder `path` is locked. If another process writes the same index, this one waits for up to
-    a day.
-
-    Raises:
-        FileExistsError: `path` is a folder with other files.
+    `work` is a `work_folder` in the index.
     """
-    check_own_folder(path)
-    with locked(path, make=UNWRITABLE_ADVICE, wait=DAY):
-        store = IndexWriter(path, temporary_name(path / "columns"))
-        store.folder.mkdir()
-        mark_deletable(store.folder)  # so that a later build deletes it if this process is killed
-        try:
-            yield store
-        finally:
-            for file in store.open_arrays.values():
-                with suppress(OSError):  # a full disk was reported already
-                    file.close()
-            with suppress(OSError):  # after `finish`, the folder has been renamed
-                delete_folder(store.folder)
+    store = IndexWriter(path, work / "arrays")
+    store.folder.mkdir()
+    try:
+        yield store
+    finally:
+        for file in store.open_arrays.values():
+            with suppress(OSError):  # a full disk was reported already
+                file.close()
 
 
 def check_own_folder(path: Path) -> Path:
-    """Return `path` if an index may be written there: it is new, an empty folder or an index.
+    """Return `path` if an index may be written there: it is new, an index, or holds no other files.
 
-    Hidden files in the folder are ignored, and the files that a killed build has left.
+    Hidden files, and what killed builds have left, do not count.
 
     Raises:
         FileExistsError: it is a file, or a folder with other files.
     """
     if path.exists() and not path.is_dir():
         problem, example = "it is a file", path.with_suffix(".index")
-    elif not path.exists() or is_index(path):
-        check_replaceable(path / MANIFEST, *_REGULAR)
-        return path
     else:
-        foreign = [file for file in foreign_files(path) if not re.search(r"(^|/)\.", file)]
-        if not foreign or is_index(path):  # another process may have finished the index meanwhile
+        names = [file.name for file in path.iterdir()] if path.exists() else []
+        foreign = [name for name in sorted(names) if not _BUILT.fullmatch(name)]
+        if not foreign or is_index(path):
+            check_replaceable(path / MANIFEST, *_REGULAR)
             return path
         problem, example = f"it holds other files ({', '.join(foreign[:5])})", path / "train.index"
     raise FileExistsError(
@@ -254,58 +212,18 @@ def check_own_folder(path: Path) -> Path:
 
 
 def foreign_files(path: Path, /) -> list[str]:
-    """Return the paths, relative to the folder of an index, of files that no build has written.
-
-    A build writes to this folder its lock file and the manifest, and to the folders in it:
-
-    - the arrays that the manifest lists;
-    - parts, which are files with the arrays of one scanned shard, and their lock file;
-    - files that the folder's marker file (`MARK`) lists, since they may be deleted.
-    """
-    own_files = {LOCK, MANIFEST} if is_index(path) else {LOCK}
-    manifest = _old_manifest(path)
-    if manifest is not None:
-        own_files |= set(array_files(manifest))  # such as "columns-…/field-0.npy"
-    foreign = set[str]()
-    for child in path.iterdir():
-        if child.is_dir() and not child.is_symlink():
-            listed = deletable_files(child)  # None if the folder has no marker file
-            own_names = {LOCK} if listed is None else {LOCK, MARK, *listed}
-            files = [file for file in child.iterdir() if not is_part(file)]
-            foreign |= {f"{child.name}/{file.name}" for file in files if file.name not in own_names}
-        else:
-            foreign.add(child.name)
-    return sorted(foreign - own_files)
+    """Return the files in the folder of an index, relative to it, that the index does not name."""
+    files = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()}
+    return sorted(files - _indexed_files(path) - ({MANIFEST} if is_index(path) else set()))
 
 
-def is_part(path: Path) -> bool:
-    """Return whether a file is a part, which is an intermediate file of a build.
-
-    A part is a zip file with the arrays of one scanned shard. Its name is a digest in hex and
-    ".part". Its first bytes are `PART_MAGIC`, with which every zip file begins. If the process that
-    wrote it was killed, the name is a hidden name, and the file may end within the magic bytes or
-    be empty.
-    """
-    if not _PART_NAME.fullmatch(path.name):
-        return False
-    with suppress(LoaderError, FileNotFoundError), open_file(path) as file:
-        first_bytes = file.read(len(PART_MAGIC))
-        return PART_MAGIC.startswith(first_bytes)
-    return False
-
-
-def _publish_arrays(temporary: Path, final: Path) -> Path:
-    """Move the new arrays to `final`, and return the folder in which the manifest is then.
-
-    If `final` exists, with the same arrays, the manifest stays in `temporary`.
-    """
+def _publish_arrays(temporary: Path, final: Path) -> None:
+    """Move the new arrays to `final`; if it has the same arrays already, replace each of them."""
     try:
         publish_folder(temporary, final)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        for file in temporary.glob("*.npy"):  # replaces equal files, or damaged ones
+        for file in temporary.iterdir():  # replaces equal files, or damaged ones
             check_replaceable(final / file.name, *_REGULAR)
             os.replace(file, final / file.name)
-        return temporary
-    return final

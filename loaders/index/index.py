@@ -28,7 +28,6 @@ from twinfeed.loaders.index.manifest import (
     read_manifest,
 )
 from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.index.paths import refuse_unfinished
 from twinfeed.loaders.index.remote_index import download_index
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.storage.url import Location, Root, is_url, parse_location, quoted, unquoted
@@ -483,7 +482,6 @@ def load_index(
     else:
         folder, temporary = Path(os.path.abspath(location)), None
         where, default_root = str(folder), str(folder.parent)
-        refuse_unfinished(default_root, folder.name)
     if root is not None:
         default_root = root if isinstance(root, Location) else parse_location(root)
     try:

@@ -50,7 +50,7 @@ def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
     try:
         text = read_file(file, LIMITS.manifest_bytes)
     except (FileNotFoundError, NotADirectoryError):
-        if (path / "parts").is_dir() or any(path.glob(".columns-*")):
+        if (path / "parts").is_dir():
             problem = "incomplete index: its build was interrupted, or ended in an error"
             advice = "build it again with the same arguments, which keeps finished shards"
             raise error(problem, advice=advice) from None

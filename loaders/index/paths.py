@@ -10,34 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
-from twinfeed.loaders.errors import IndexFormatError, StaleIndexError, UnsafeContentError, printable
+from twinfeed.loaders.errors import StaleIndexError, UnsafeContentError, printable
 from twinfeed.loaders.formats.files import PathResolver
 from twinfeed.loaders.storage.url import Location, Root, is_url, masked
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
-
-PUBLISHING = ".twinfeed-placing"
-"""The folder through which a packer publishes its files, inside the folder that it writes to.
-For each index NAME it has a file `NAME.placing`.
-"""
-
-
-def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, /) -> None:
-    """Raise IndexFormatError if an unfinished `pack` has left old and new shards in a folder.
-
-    With `index`, only the shards of the index with this name count.
-    """
-    # The folder exists while a pack moves its files, and has a file for each index.
-    publishing = os.path.join(folder, PUBLISHING)
-    marker = publishing if index is None else os.path.join(publishing, f"{index}.placing")
-    if os.path.exists(marker):
-        raise IndexFormatError(
-            "old shards and new ones are mixed here: a pack is still putting its files in place, "
-            "or was killed before the end",
-            path=folder,
-            advice="wait until this pack has ended; if it was killed, pack to this folder again",
-        )
 
 
 def output_path(path: str | os.PathLike[str]) -> Path:

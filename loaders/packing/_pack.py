@@ -33,7 +33,7 @@ from twinfeed.loaders.packing._inputs import (
     read_samples,
     source_bytes,
 )
-from twinfeed.loaders.packing._publish import check_free, publish, staging_folder
+from twinfeed.loaders.packing._publish import check_free, publish
 from twinfeed.loaders.packing._shard_writer import (
     SHARD_BYTES,
     FieldKinds,
@@ -43,7 +43,9 @@ from twinfeed.loaders.packing._shard_writer import (
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.storage.disk_cache import DiskCache
-from twinfeed.loaders.support.atomic import explain_full_disk, locked
+from twinfeed.loaders.support.atomic import explain_full_disk
+from twinfeed.loaders.support.pool import interrupts_deferred
+from twinfeed.loaders.support.temporary import temporary_folder, work_folder
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import root_key
@@ -52,6 +54,7 @@ from twinfeed.samplers.validate import counted
 Records = RandomAccess | Iterable[Sample] | CompressedShards
 
 _RANDOM_ACCESS = (Index, LooseFiles, Sequence)
+_ADVICE = "nothing can be written here: give another folder to pack to"
 _SPARE_BYTES = 1 << 26
 """Room in a disk cache beyond the bytes of the shards, since it stores whole chunks of a file."""
 
@@ -86,10 +89,10 @@ def pack(
 
     The index has a SHA-256 of each shard, which `verify` compares.
 
-    Everything is written to a hidden folder in `out`, and put in place at the end by one switch for
-    all splits. After a kill, `out` has the old files or the new files, or everything refuses `out`
-    until the next `pack` finishes the work. Files that no packer named are never deleted. An
-    iterable that is shuffled, split or cut to several `shards` is written twice, first as it comes.
+    Everything is written to a hidden folder in `out`, and moved to its place at the end. A kill
+    leaves each split as it was, or the new one, or, in this last moment, without an index: pack
+    again then. Files that no packer named are never deleted. An iterable that is shuffled, split or
+    cut to several `shards` is written twice, first as it comes.
 
     Args:
         source: the path of a folder of images, with a folder for each class, of an index or of
@@ -115,7 +118,6 @@ def pack(
         TypeError: arguments or samples have another type (the record is named).
         ValueError: arguments or samples do not fit (the record is named).
         FileExistsError: files of the same names lie in `out`.
-        TimeoutError: another process holds the lock of `out`.
         OSError: the disk is full.
 
     >>> import tempfile
@@ -135,7 +137,7 @@ def pack(
         check_split(split, seed)
     records = _open_source(source)
     folder = output_path(out)
-    with explain_full_disk(folder), staging_folder(folder) as staging:
+    with explain_full_disk(folder), temporary_folder(folder, _ADVICE) as staging:
         if isinstance(records, CompressedShards):
             records = decompressed_samples(records, staging)
         check_free(folder, split or {"data": 1}, overwrite)
@@ -153,10 +155,10 @@ def pack(
             _build_index(packed, classes, progress, _list_names(samples))
             _warn_of_missing_fields(packed)
         names = [packed.name for packed in splits]
-        with locked(folder):
+        with work_folder(folder / ".packing", _ADVICE), interrupts_deferred():
             check_free(folder, names, overwrite)  # another packer may have written here meanwhile
-            publish(staging, folder)
-            # Opened under the lock, since the next packer may replace these files.
+            publish(staging, folder, names)
+            # Opened before another packer may replace these files.
             return {name: open_index(folder / f"{name}.index") for name in names}
 
 

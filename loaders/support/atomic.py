@@ -1,4 +1,4 @@
-"""Atomic replacement of files, and locks of folders, safe against killed processes."""
+"""Files and folders that get their names when they are whole, and errors of writing."""
 
 from __future__ import annotations
 
@@ -6,23 +6,12 @@ import errno
 import fcntl
 import os
 import secrets
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from twinfeed.loaders.support.regular import open_regular
-
-LOCK = ".twinfeed-lock"
-"""The file that is locked while a folder is changed."""
-
-WAIT = 600.0
-"""Seconds that a lock is waited for."""
-
-_WARN_AFTER = 5.0  # seconds
-_POLL_INTERVAL = 0.02  # seconds
 
 
 def check_replaceable(
@@ -53,7 +42,7 @@ def new_file(
     for files with a checksum, which can be written again. `temporary` is the temporary path, if it
     should not be a random one.
     """
-    temporary = temporary or temporary_name(path)
+    temporary = temporary or path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     with explain_full_disk(path.parent):
         try:
             with temporary.open("xb") as file:
@@ -88,11 +77,6 @@ def publish_folder(temporary: Path, path: Path) -> None:
     fsync_path(path.parent)
 
 
-def temporary_name(path: Path) -> Path:
-    """Return an unused hidden path in the folder of `path`."""
-    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-
-
 def fsync_path(path: Path) -> None:
     """Call `os.fsync` for a file or a folder: its bytes are on the disk afterwards."""
     fd = os.open(path, os.O_RDONLY)
@@ -100,86 +84,6 @@ def fsync_path(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-@contextmanager
-def locked(
-    folder: Path, /, *, make: str | None = None, wait: float | None = None
-) -> Iterator[None]:
-    """Lock a folder against other processes in the `with` block.
-
-    With `make`, the folder is created if it is missing; `make` is the advice of the error if
-    nothing can be written there. A file in the folder is locked, which only
-    its owner may open: the folder itself could be locked by anybody who may read it. The file
-    exists only while it is locked.
-
-    Raises:
-        TimeoutError: another process has the lock after `wait` seconds (by default `WAIT`).
-    """
-    start, warned, wait = time.monotonic(), False, WAIT if wait is None else wait
-    while (fd := _try_lock(folder, make)) is None:
-        waited = time.monotonic() - start
-        if waited >= wait:
-            problem = (
-                f"another process has held its lock for {waited:.0f} seconds: wait until it has "
-                f"ended, or end it; if nobody writes there, delete {folder / LOCK}"
-            )
-            raise TimeoutError(errno.ETIMEDOUT, problem, str(folder))
-        if waited >= _WARN_AFTER and not warned:
-            warned = True
-            text = f"{folder}: waiting for another process that writes there"
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
-        time.sleep(_POLL_INTERVAL)
-    try:
-        yield
-    finally:
-        (folder / LOCK).unlink(missing_ok=True)
-        os.close(fd)
-
-
-def _try_lock(folder: Path, make: str | None) -> int | None:
-    """Try once to lock a folder, which is created if there is the advice `make`.
-
-    Returns the descriptor of its lock file, or None if another process has the lock.
-    """
-    file = folder / LOCK
-    try:
-        if make is not None:
-            with explain_unwritable(folder, make):
-                folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        existing = Path(error.filename)
-        if existing.is_symlink() and not existing.exists():
-            problem = "a link that leads nowhere: mount its disk, or name another folder"
-            raise FileNotFoundError(errno.ENOENT, problem, str(existing)) from None
-        if folder.exists() and not folder.is_dir():
-            raise
-        return None  # the folder was removed while mkdir() looked at what is there
-    try:
-        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        if make is None:
-            raise
-        return None  # the folder was removed by the process that held the lock
-    except PermissionError:
-        if file.exists():  # a process of another user has the lock
-            return None
-        raise
-    try:
-        flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except OSError:
-        os.close(fd)
-        raise
-    # The process that had the lock may have deleted the file after it was opened here. A lock of a
-    # deleted file excludes nobody, so the file must still be the one at this path.
-    with suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(fd), file.lstat()):
-            return fd
-    os.close(fd)
-    return None
 
 
 def flock(fd: int, how: int, /) -> bool:

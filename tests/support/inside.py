@@ -46,6 +46,7 @@ from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.checksum import crc32c, masked_crc32c
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
+from twinfeed.loaders.support.temporary import work_folder
 from twinfeed.loaders.tools.backends import BACKENDS
 from twinfeed.samplers.drawing import prefix_sums
 

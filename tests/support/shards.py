@@ -18,6 +18,7 @@ from support.inside import (
     encode,
     find_source,
     load_part,
+    work_folder,
     write_index,
 )
 from twinfeed.loaders import Index, Reader, open_index
@@ -128,5 +129,6 @@ def made_parts(
 
 def merged(files: Iterable[Path], path: Path) -> Index:
     """The index of parts."""
-    write_index(path, IndexStats(map(load_part, files), None), classes=None)
+    with work_folder(path / "parts", "") as work:
+        write_index(path, work, IndexStats(map(load_part, files), None), classes=None)
     return open_index(path)

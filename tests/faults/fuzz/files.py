@@ -231,7 +231,7 @@ def part(corpus: Corpus, draw: random.Random) -> None:
         with contextlib.suppress(LoaderError):
             build_index(shards, "y.index", label="cls")
         last.write_bytes(whole)
-        parts = sorted(Path("y.index/parts").iterdir())
+        parts = sorted(Path("y.index/parts").glob("*.part"))
         assert len(parts) == 2, parts
         damaged = draw.choice(parts)
         damaged.write_bytes(mutated(damaged.read_bytes(), draw))

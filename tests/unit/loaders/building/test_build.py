@@ -23,7 +23,6 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.building import build
 from twinfeed.loaders.index.options import IndexOptions, ReadingOptions
-from twinfeed.loaders.support.deletable import mark_deletable
 
 
 def test_tfrecord_records_read_as_written(tmp_path: Path) -> None:
@@ -153,21 +152,18 @@ def test_index_folder_may_hold_own_leftovers_and_notes(tmp_path: Path) -> None:
     for name in ("parts", ".hidden", "columns-0123456789abcdef"):
         out = tmp_path / f"{name}.index"
         (out / name).mkdir(parents=True)
-        if name.startswith("columns"):
-            mark_deletable(out / name)  # as an interrupted build does
         build_index(shards, out)
     (out / "notes.txt").write_text("mine")
     assert len(build_index(shards, out)) == 30
 
 
-@pytest.mark.parametrize("name", ["parts", "columns-2024", "columns-0123456789abcdef"])
-def test_build_keeps_folders_of_others(tmp_path: Path, name: str) -> None:
+def test_build_keeps_folders_of_others(tmp_path: Path) -> None:
     """A folder of the same name that was there before is somebody's work."""
     shards = tars(tmp_path)
-    mine = tmp_path / "project" / name / "thesis.txt"
+    mine = tmp_path / "project" / "columns-2024" / "thesis.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with pytest.raises(FileExistsError, match=f"it holds other files .{name}."):
+    with pytest.raises(FileExistsError, match=r"it holds other files .columns-2024."):
         build_index(shards, mine.parent.parent)
     assert mine.read_text() == "mine"
     mine.unlink()

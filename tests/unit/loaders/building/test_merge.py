@@ -33,7 +33,7 @@ from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.arrays import row_type
 from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.support.deletable import mark_deletable
+from twinfeed.loaders.support.temporary import work_folder
 from twinfeed.samplers import ClassOrder
 
 
@@ -152,7 +152,8 @@ def test_class_order_written_in_chunks_equals_one_in_memory(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(classes, "SORTED_AT_ONCE", at_once)
         patch.setattr(classes, "READ_ITEMS", 4)
-        with _writer.index_writer(tmp_path_factory.mktemp("order") / "x.index") as store:
+        path = tmp_path_factory.mktemp("order") / "x.index"
+        with work_folder(path / "parts", "") as work, _writer.index_writer(path, work) as store:
             digest = classes.write_class_order(store, values, ())
             written = {
                 name: store.finish_array(f"classorder-{name}").tolist()
@@ -186,36 +187,18 @@ def test_loose_files_split_into_parts_read_back(
     assert index.table("a")[3].tolist() == (0, -1, 0)
 
 
-def test_build_removes_only_marked_leftovers_of_killed_build(tmp_path: Path) -> None:
-    """Where a mark of the library's own lies, and only the files that the mark names."""
-    path = tmp_path / "x.index"
-    left, mixed, others = (path / f".columns-{digit * 16}" for digit in "012")
-    for folder in (left, mixed, others):
-        folder.mkdir(parents=True)
-        (folder / "field-0.npy").touch()
-    mark_deletable(left, ["field-0.npy"])
-    mark_deletable(mixed, ["field-0.npy", "../../mine", "field-1.npy"])
-    (mixed / "mine.npy").touch()
-    (tmp_path / "mine").touch()
-    build_index(tars(tmp_path), path)
-    assert not left.exists()
-    assert [file.name for file in mixed.iterdir()] == ["mine.npy"]
-    assert (others / "field-0.npy").exists()
-    assert (tmp_path / "mine").exists()
-
-
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("before", [None, "d-00000*"])
 def test_build_killed_at_any_change_leaves_old_or_new_index(
     tmp_path: Path, before: str | None, step: int
 ) -> None:
-    """Whatever was left, either index is built again, with the same bytes and nothing beside."""
+    """Whatever was left, either index is built again with the same bytes, and no work is left."""
 
     def indexed(folder: Path, pattern: str) -> dict[str, bytes]:
         shards = f"{folder}/{pattern}"
-        path = build_index(shards, folder / "x.index", label="label", complete=False).path
-        assert len(list(path.iterdir())) == 2
-        return tree(path)
+        index = build_index(shards, folder / "x.index", label="label", complete=False)
+        assert all(path.name.startswith(("columns-", "manifest")) for path in index.path.iterdir())
+        return tree(index.path / index.manifest["folder"])
 
     start = tmp_path / "start"
     start.mkdir()
@@ -239,33 +222,33 @@ def test_build_killed_at_any_change_leaves_old_or_new_index(
 
 
 def test_build_keeps_user_files_in_and_beside_old_arrays(tmp_path: Path) -> None:
-    """The user's folder beside the manifest, and the user's file in the folder of old arrays."""
+    """The user's folders beside the manifest, and the user's file in the folder of old arrays."""
     (tmp_path / "shards").mkdir()
     shards = tars(tmp_path / "shards", shards=2)
     index = build_index(shards[:1], tmp_path / "x.index", root=tmp_path / "shards")
     mine = index.path / "columns-0123456789abcdef" / "mydata.npy"
     mine.parent.mkdir()
     among = index.path / index.manifest["folder"] / "mine.npy"
-    parts = index.path / "parts" / f"{'0' * 32}.part"
-    parts.parent.mkdir()
-    for file in (mine, among, parts):
+    for file in (mine, among):
         file.write_text("mine")
     again = build_index(shards, index.path, root=tmp_path / "shards")
     assert len(again) == 20
-    assert [file.read_text() for file in (mine, among, parts)] == ["mine"] * 3
+    assert [file.read_text() for file in (mine, among)] == ["mine"] * 2
     assert [file.name for file in among.parent.iterdir()] == ["mine.npy"]
-    assert not list(index.path.glob("*/.twinfeed"))
-    (tmp_path / "y.index").mkdir()
-    mine.parent.rename(tmp_path / "y.index" / mine.parent.name)
-    with pytest.raises(FileExistsError, match="it holds other files"):
-        build_index(shards, tmp_path / "y.index", root=tmp_path / "shards")
+    parts = index.path / "parts" / f"{'0' * 32}.part"
+    parts.parent.mkdir()
+    parts.write_text("mine")
+    with pytest.raises(FileExistsError, match="did not create the folder: move it elsewhere"):
+        build_index(shards, index.path, root=tmp_path / "shards")
+    assert parts.read_text() == "mine"
 
 
 def test_index_finished_by_another_process_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two looks at a folder: its manifest was taken for a file of somebody else."""
+    """While its folder is looked at: its manifest was taken for a file of somebody else."""
     path = build_index(tars(tmp_path), tmp_path / "x.index").path
-    answers = [False, False, True]
-    monkeypatch.setattr(_writer, "is_index", lambda folder: answers.pop(0))
     assert _writer.check_own_folder(path) == path
+    monkeypatch.setattr(_writer, "is_index", lambda folder: False)
+    with pytest.raises(FileExistsError, match="it holds other files"):
+        _writer.check_own_folder(path)

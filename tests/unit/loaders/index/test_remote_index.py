@@ -228,8 +228,8 @@ def test_downloads_of_killed_processes_only_are_removed(
     tars(tmp_path, shards=1)
     build_index(tmp_path / "*.tar", tmp_path / "x.index")
     folder = tmp_path / "temporary"
-    (folder / "twinfeed-of-others").mkdir(parents=True)
-    (folder / "twinfeed-of-others" / "lock").touch()  # that nobody holds
+    (folder / ".twinfeed-of-others").mkdir(parents=True)
+    (folder / ".twinfeed-of-others" / "lock").touch()  # that nobody holds
     monkeypatch.setenv("TMPDIR", str(folder))
     command = [sys.executable, "-c", KILLED, f"{server.url}/x.index"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -243,8 +243,8 @@ def test_downloads_of_killed_processes_only_are_removed(
         assert kept.exists()
         assert not stale.parent.parent.exists()
         living.communicate("")
-    left = [path.name for path in folder.glob("twinfeed-*")]
-    assert left == ["twinfeed-of-others"]
+    left = [path.name for path in folder.glob(".twinfeed-*")]
+    assert left == [".twinfeed-of-others"]
 
 
 @pytest.mark.parametrize("damage", ["name", "bytes", "json"])

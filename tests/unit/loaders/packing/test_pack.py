@@ -231,7 +231,7 @@ def test_concurrent_packs_into_one_folder_are_independent(tmp_path: Path) -> Non
             for one in packs:
                 one.result()
             assert {path.name for path in out.glob("*.index")} == {f"s{n}.index" for n in range(4)}
-            assert not list(out.glob(".packing*"))
+            assert not list(out.glob(".*"))
 
 
 def test_numbers_and_arrays_keep_their_kind(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_concurrent_packs_of_same_names_keep_the_first(tmp_path: Path) -> None:
         pack(samples(), tmp_path)
     with Reader(open_index(tmp_path / "data.index")) as reader:
         assert reader.read([0])["word"] == [b"quick"]
-    assert not list(tmp_path.glob(".packing-*"))
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.filterwarnings("ignore:fields that some")

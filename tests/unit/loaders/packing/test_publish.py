@@ -8,6 +8,8 @@ import stat
 import subprocess
 import sys
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,75 +20,86 @@ from support import PROGRAMS
 from support.damage import with_shard_names
 from support.shards import numbered, tree
 
-from twinfeed.loaders import IndexFormatError, Reader, build_index, open_index, pack, verify
-from twinfeed.loaders.building import build
-from twinfeed.loaders.index.paths import PUBLISHING
-from twinfeed.loaders.support import atomic
-from twinfeed.loaders.support.deletable import MARK, delete_stale, mark_deletable, new_folder
+from twinfeed.loaders import DataCorruptionError, build_index, open_index, pack, verify
+from twinfeed.loaders.support import temporary
+from twinfeed.loaders.support.temporary import MARK, work_folder
 
 SPLIT = {"train": 8, "eval": 4}
-REFUSED = (FileNotFoundError, IndexFormatError)
 
 
-def state(out: Path) -> dict[str, list[tuple[int, int]]] | None:
-    """The content of each split, or None if it does not open."""
-    found = {}
-    for name in SPLIT:
-        with suppress(*REFUSED):
-            with Reader(open_index(out / f"{name}.index")) as reader:
-                got = reader.index.columns
-                found[name] = list(zip(got["state"].tolist(), got["number"].tolist(), strict=True))
-            assert verify(out / f"{name}.index").ok
-    return found or None
+def state(out: Path, name: str) -> list[list[int]] | None:
+    """The content of a split, or None if it has no index."""
+    if not (out / f"{name}.index").exists():
+        return None
+    index = open_index(out / f"{name}.index")
+    assert verify(index.path).ok
+    return [index.columns[column].tolist() for column in ("state", "number")]
 
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
-def test_pack_killed_at_any_change_leaves_old_new_or_refused_state(
-    tmp_path: Path, step: int
-) -> None:
-    """And whatever was left, the next pack goes on from there."""
+def test_pack_killed_at_any_change_leaves_old_new_or_no_index(tmp_path: Path, step: int) -> None:
+    """Of each split, never shards of both, and whatever was left, the next pack replaces it."""
     whole = [tmp_path / "old", tmp_path / "new"]
-    for number, shards, out in zip((1, 2), (2, 1), whole, strict=True):
+    for number, shards, out in zip((1, 2), (3, 2), whole, strict=True):
         pack(samples(number), out, split=SPLIT, seed=number, shards=shards)
     script = str(PROGRAMS / "killed_pack.py")
     (tmp_path / "killed").mkdir()
-    command = [sys.executable, script, str(whole[0]), str(tmp_path / "killed"), "pack", "1"]
+    command = [sys.executable, script, str(whole[0]), str(tmp_path / "killed"), "pack", "2"]
     subprocess.run([*command, str(step)], check=True)
-    old, new = map(state, whole)
-    seen = []
-    for out in sorted((tmp_path / "killed").iterdir(), key=lambda path: int(path.name)):
-        now = state(out)
-        seen.append("old" if now == old else "new" if now == new else "refused")
-        if seen[-1] == "refused":
-            assert now is None
-            with pytest.raises(IndexFormatError, match="old shards and new ones are mixed"):
-                open_index(out / "train.index")
-            with pytest.raises(IndexFormatError, match="pack to this folder again"):
-                verify(out / "*.tfrecord")  # nor are the shards alone taken for whole
-            with pytest.raises(FileExistsError, match="already holds"):  # but put in place first
-                pack(samples(3), out, split=SPLIT, seed=3)
-            assert tree(out) == tree(whole[1])
-        else:
-            pack(samples(2), out, split=SPLIT, seed=2, shards=1, overwrite=True)
-            assert tree(out) == tree(whole[1])
-            assert not list(out.glob(".*"))
-    assert sorted(seen, key=["old", "refused", "new"].index) == seen
-    assert set(seen) == {"old", "refused", "new"}
+    seen = set()
+    for out in (tmp_path / "killed").iterdir():
+        for name in SPLIT:
+            now = state(out, name)
+            seen.add([*(state(folder, name) for folder in whole), None].index(now))
+            if now is None and list(out.glob(f"{name}-*")):
+                with suppress(DataCorruptionError):  # incomplete, or else of one pack
+                    found = build_index(out / f"{name}-*", tmp_path / "x.index", root=out)
+                    assert len(set(found.columns["state"].tolist())) == 1
+        pack(samples(2), out, split=SPLIT, seed=2, shards=2, overwrite=True)
+        assert tree(out) == tree(whole[1])
+        assert not any(any(folder.iterdir()) for folder in out.glob(".*"))  # a kill before the mark
+    assert seen >= {0, 1}
 
 
 @pytest.mark.parametrize("length", [None, 0, 10])
-def test_half_marked_work_folder_is_removed(tmp_path: Path, length: int | None) -> None:
+def test_half_marked_work_folder_is_used(tmp_path: Path, length: int | None) -> None:
     """Its packer was killed then. What somebody else put there is left alone."""
-    own, other = (tmp_path / f".packing-{digit * 16}" for digit in "ab")
-    for folder in (own, other):
-        folder.mkdir()
-        if length is not None:
-            mark_deletable(folder)
-            os.truncate(folder / MARK, length)
-    (other / "notes.md").touch()
+    work = tmp_path / ".packing"
+    work.mkdir()
+    if length is not None:
+        (work / MARK).write_bytes(b"twinfeed made this"[:length])
     pack(numbered(0, 4), tmp_path)
-    assert list(tmp_path.glob(".*")) == [other]
-    assert (other / "notes.md").exists()
+    assert not work.exists()
+    work.mkdir()
+    (work / "notes.md").touch()
+    with pytest.raises(FileExistsError, match="did not create the folder: move it elsewhere"):
+        pack(numbered(0, 4), tmp_path, overwrite=True)
+    assert (work / "notes.md").exists()
+
+
+def test_marker_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".packing").mkdir()
+    (tmp_path / ".packing" / MARK).symlink_to(tmp_path / "mine")
+    pack(numbered(0, 4), tmp_path)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_failed_or_interrupted_pack_leaves_old_files(tmp_path: Path) -> None:
+    pack(numbered(0, 4), tmp_path)
+    before = tree(tmp_path)
+
+    def interrupted(error: BaseException) -> Iterator[dict[str, int]]:
+        yield {"x": 1}
+        raise error
+
+    for error in (KeyboardInterrupt(), OSError("unplugged")):
+        with pytest.raises(type(error)):
+            pack(interrupted(error), tmp_path, overwrite=True)
+        assert tree(tmp_path) == before
+    with pytest.raises(KeyboardInterrupt):
+        pack(interrupted(KeyboardInterrupt()), tmp_path / "new" / "deeper")
+    assert not (tmp_path / "new" / "deeper").exists()
 
 
 @pytest.mark.parametrize("victim", ["../victim", "{}/victim", "notes.md", "sub/data-00000.tar"])
@@ -117,45 +130,34 @@ def test_overwrite_refuses_files_that_pack_did_not_write(tmp_path: Path, name: s
     assert tree(tmp_path) == before
 
 
-def test_unmarked_folder_named_as_a_work_folder_is_kept(tmp_path: Path) -> None:
-    for name in (".packing-notes", ".packing-0123456789abcdeF"):
-        (tmp_path / name).mkdir()
-    (tmp_path / ".packing-0123456789abcdef").symlink_to(tmp_path / ".packing-notes")
-    (tmp_path / ".packing-fedcba9876543210").mkdir()
-    (tmp_path / ".packing-fedcba9876543210" / "mine").touch()
-    (tmp_path / ".packing-0000000000000000").mkdir()
-    mark_deletable(tmp_path / ".packing-0000000000000000")  # what a killed packer has left
-    before = {path.name for path in tmp_path.glob(".packing-*")}
-    pack(numbered(0, 4), tmp_path)
-    left = {path.name for path in tmp_path.glob(".packing-*")}
-    assert left == before - {".packing-0000000000000000"}
-    assert (tmp_path / ".packing-fedcba9876543210" / "mine").exists()
+def test_shards_that_pack_has_not_named_are_kept(tmp_path: Path) -> None:
+    """They may be the source: webdataset names its shards so."""
+    (tmp_path / "data-00000.tar").write_bytes(b"mine")
+    for _ in range(2):
+        pack(numbered(0, 4), tmp_path, container="tar", overwrite=True)
+    assert (tmp_path / "data-00000.tar").read_bytes() == b"mine"
 
 
-def test_only_own_folders_of_ended_processes_are_stale(tmp_path: Path) -> None:
+def test_only_own_folders_of_ended_processes_are_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither a folder in use, nor one without a mark, nor what a link leads to."""
-    names = ["used", "ended", "unmarked", "link"]
-    used, ended, unmarked, link = (tmp_path / name for name in names)
-    locks = [new_folder(folder) for folder in (used, ended)]
-    unmarked.mkdir()
-    link.symlink_to(ended)
-    (ended / "file").touch()
-    os.close(locks[1])
-    for folder in (used, unmarked, link, tmp_path / "missing"):
-        delete_stale(folder)
-    assert {path.name for path in tmp_path.iterdir()} == {*names}
-    assert (ended / "file").exists()
-    delete_stale(ended)
-    assert not ended.exists()
-    os.close(locks[0])
-
-
-def test_foreign_publishing_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / PUBLISHING).mkdir()
-    (tmp_path / PUBLISHING / "x.index").write_text("mine")
-    with pytest.raises(FileExistsError, match="did not create this"):
-        pack(numbered(0, 4), tmp_path)
-    assert (tmp_path / PUBLISHING / "x.index").read_text() == "mine"
+    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
+    used = temporary.make_temporary()
+    ended, unmarked, link = (
+        tmp_path / f".twinfeed-{name}" for name in ("ended", "unmarked", "link")
+    )
+    for folder in (unmarked, tmp_path / "elsewhere"):
+        folder.mkdir()
+    link.symlink_to(tmp_path / "elsewhere")
+    for folder in (ended, tmp_path / "elsewhere"):
+        os.close(temporary._open_locked(folder, ""))
+        (folder / "file").touch()
+    another = temporary.make_temporary()
+    assert {*tmp_path.iterdir()} == {used, unmarked, link, tmp_path / "elsewhere", another}
+    assert (link / "file").exists()
+    for folder in (used, another):
+        temporary.remove_temporary(folder)
 
 
 def test_files_of_others_in_an_index_folder_are_kept(tmp_path: Path) -> None:
@@ -172,15 +174,12 @@ def test_files_of_others_in_an_index_folder_are_kept(tmp_path: Path) -> None:
     assert len(pack(numbered(0, 5), tmp_path, overwrite=True)["data"]) == 5
 
 
-def test_reader_that_locks_the_folder_does_not_block_pack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(atomic, "WAIT", 0)
+def test_reader_that_locks_the_folder_does_not_block_pack(tmp_path: Path) -> None:
     seen: list[int] = []
 
     def source() -> Iterator[dict[str, int]]:
-        (work,) = tmp_path.glob(".packing-*")
-        seen.append(stat.S_IMODE(work.stat().st_mode))
+        (staging,) = tmp_path.glob(".twinfeed-*")
+        seen.append(stat.S_IMODE(staging.stat().st_mode))
         yield {"x": 1}
 
     fd = os.open(tmp_path, os.O_RDONLY)
@@ -190,44 +189,43 @@ def test_reader_that_locks_the_folder_does_not_block_pack(
     finally:
         os.close(fd)
     assert seen == [0o700]
-    assert not (tmp_path / atomic.LOCK).exists()
 
 
-def test_locked_folder_warns_and_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic, "_WARN_AFTER", 0)
-    with atomic.locked(tmp_path):
-        lock = tmp_path / atomic.LOCK
-        assert stat.S_IMODE(lock.stat().st_mode) == 0o600
-        monkeypatch.setattr(atomic, "WAIT", 0.1)
-        with (
-            pytest.warns(RuntimeWarning, match="waiting for another process that writes there"),
-            pytest.raises(TimeoutError, match=f"if nobody writes there, delete {lock}"),
-        ):
-            pack(numbered(0, 4), tmp_path)
-        assert list(tmp_path.iterdir()) == [lock]
-    assert len(pack(numbered(0, 4), tmp_path)["data"]) == 4
+def test_held_lock_warns_and_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(temporary, "_TRIES", 1)
+    lock = temporary._open_locked(tmp_path / ".packing", "")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        second = threading.Thread(target=pack, args=(numbered(0, 4), tmp_path))
+        second.start()
+        while not caught:
+            time.sleep(0.01)
+        assert not list(tmp_path.glob("data*"))
+        os.close(lock)
+        second.join()
+    assert "waiting for another process that writes there" in str(caught[0].message)
+    assert len(open_index(tmp_path / "data.index")) == 4
 
 
-def test_lock_is_exclusive_while_folder_is_recreated(tmp_path: Path) -> None:
+def test_work_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
     inside, most = 0, 0
 
     def work() -> None:
         nonlocal inside, most
         for _ in range(50):
-            with atomic.locked(tmp_path / "f", make="advice"):
+            with work_folder(tmp_path / "new" / "work", "advice") as folder:
                 inside += 1
                 most = max(most, inside)
-                (tmp_path / "f" / "made").touch()
-                (tmp_path / "f" / "made").unlink()
+                (folder / "made").touch()
                 inside -= 1
-            with suppress(OSError):
-                (tmp_path / "f").rmdir()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert most == 1
 
 
@@ -240,13 +238,8 @@ def test_lock_is_exclusive_while_folder_is_recreated(tmp_path: Path) -> None:
     ],
 )
 def test_fault_112_dangling_link_is_named_without_waiting(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    writes: Callable[[Path, Path], object],
-    out: str,
+    tmp_path: Path, writes: Callable[[Path, Path], object], out: str
 ) -> None:
-    for module, name in ((atomic, "WAIT"), (build, "DAY")):
-        monkeypatch.setattr(module, name, 0.1)
     pack(samples(1), tmp_path / "shards")
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(FileNotFoundError, match=r"leads nowhere: mount its disk.*/link'$"):
@@ -254,8 +247,9 @@ def test_fault_112_dangling_link_is_named_without_waiting(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_lock_file_symlink_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / atomic.LOCK).symlink_to(tmp_path / "made")
-    with pytest.raises(OSError, match="symbolic link"):
+def test_link_in_place_of_the_work_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / ".packing").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match=r"\.packing'"):
         pack(numbered(0, 4), tmp_path)
-    assert not (tmp_path / "made").exists()
+    assert not list((tmp_path / "mine").iterdir())
