@@ -415,6 +415,9 @@ def table() -> str:
         report = examined(sampler)
         seconds = time.perf_counter() - started
         print(f"{sampler.distribution} {sampler.name}: {seconds:.1f} s", file=sys.stderr)
+        if "ModuleNotFoundError" in str(report):
+            print(f"left out: {report.findings[0]}", file=sys.stderr)
+            continue
         ranks = sampler.options.get("world_size", (1, 2))
         if any(name.endswith(" ranks") for name in report.not_asked):
             ranks = (1,)

@@ -36,8 +36,8 @@ records by class, label_lists.py several labels a record, label_arrays.py checks
 has arrays in files, step_schedule.py values that change with the training step, and replacement.py
 records that are replaced from a step on. distinct_groups.py keeps records of a group in different
 batches. _fair_batches.py and _coverage.py draw P x K batches. types.py has the types of arrays,
-validate.py checks arguments, processes.py counts the processes of a framework, and batch_table.py
-and diagnostics.py show a stream.
+validate.py checks arguments, processes.py counts the processes of a framework, batch_table.py and
+diagnostics.py show a stream, and verdict.py is the base of results of examinations.
 """
 
 try:

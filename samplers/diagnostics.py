@@ -17,6 +17,7 @@ from twinfeed.samplers.drawing.random_words import random_words, root_key, unifo
 from twinfeed.samplers.label_arrays import as_labels
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.types import Int64s
+from twinfeed.samplers.verdict import Verdict
 
 _FLAGGED_RATIO = 0.5  # share of the uniform value below which a measure is flagged
 _MAX_DEVIATIONS = 6.0  # standard deviations that a uniform shuffle keeps within
@@ -52,8 +53,8 @@ class Measure:
         The statistic, such as the number of distinct classes in a batch, is then below half of the
         mean in uniform shuffles, and more than six standard deviations below the mean.
         """
-        lowest_by_chance = self.uniform - _MAX_DEVIATIONS * self.deviation
-        return self.ratio < _FLAGGED_RATIO and self.value < lowest_by_chance
+        below = self.uniform - self.value
+        return self.ratio < _FLAGGED_RATIO and below > _MAX_DEVIATIONS * self.deviation
 
     def __str__(self) -> str:
         return f"{self.value:,.1f} of {self.uniform:,.1f} ({self.ratio:.0%})"
@@ -73,7 +74,7 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Verdict):
     """Statistics of one epoch of a stream, as `diagnose` returns them.
 
     `findings` names each value below half of the uniform value, and a correlation above one half,
@@ -108,11 +109,6 @@ class Diagnosis:
     order: Int64s = field(repr=False, compare=False)
 
     @property
-    def ok(self) -> bool:
-        """Whether nothing differs from a uniform shuffle."""
-        return not self.findings
-
-    @property
     def findings(self) -> list[str]:
         """The ways in which the stream is worse than a uniform shuffle, as phrases.
 
@@ -125,26 +121,21 @@ class Diagnosis:
         Differences that may be due to chance are left out. `Measure.low` is whether a value is
         below half of its mean in uniform shuffles, by more than chance explains.
         """
-        uniform = "in a uniform shuffle"
-        phrases = [
-            (self.displacement, f"records move {self.displacement.ratio:.0%} as far as {uniform}")
-        ]
-        for prefix, digits, measures in (
-            ("the first tenth has", 0, self.head_distinct),
-            ("a batch holds", 1, self.distinct),
-        ):
-            for name, m in measures.items():  # such as "3 classes, 10 in a uniform shuffle"
-                counts = f"{m.value:.{digits}f} {name}, {m.uniform:.{digits}f} {uniform}"
-                phrases.append((m, f"{prefix} {counts}"))
-        for name, (m, position) in self.worst.items():
-            samples = f"{self.batch_size:,} samples from position {position:,} on"
-            phrases.append((m, f"{samples} hold {m.value:.0f} {name}, {m.uniform:.1f} {uniform}"))
+        random, move = "in a uniform shuffle", self.displacement
+        phrases = [(move, f"records move {move.ratio:.0%} as far as {random}")]
+        for name, mean in self.distinct.items():
+            head, (least, position) = self.head_distinct[name], self.worst[name]
+            where = f"{self.batch_size:,} samples from position {position:,} on"
+            phrases += [
+                (head, f"the first tenth has {head.value:.0f} {name}, {head.uniform:.0f} {random}"),
+                (mean, f"a batch holds {mean.value:.1f} {name}, {mean.uniform:.1f} {random}"),
+                (least, f"{where} hold {least.value:.0f} {name}, {least.uniform:.1f} {random}"),
+            ]
         findings = [phrase for measure, phrase in phrases if measure.low]
         # The correlation of a random order has a standard deviation of 1 / sqrt(samples).
-        largest_by_chance = _MAX_DEVIATIONS / self.samples**0.5
-        if abs(self.rank_correlation) > max(_FLAGGED_RATIO, largest_by_chance):
-            correlation = f"position and record number correlate by {self.rank_correlation:.2f}"
-            findings.insert(self.displacement.low, correlation)
+        if abs(self.rank_correlation) > max(_FLAGGED_RATIO, _MAX_DEVIATIONS / self.samples**0.5):
+            text = f"position and record number correlate by {self.rank_correlation:.2f}"
+            findings.insert(move.low, text)
         return findings
 
     def __str__(self) -> str:
@@ -252,13 +243,14 @@ def _samples_of(
     epoch is drawn, or a list of record ids. In a list, `batch_size` ids in a row are a batch, and
     `num_records` is by default the highest id plus 1. Padding, with the id -1, is left out.
     """
+    if batch_size is None and not isinstance(stream, BatchStream):
+        raise ValueError("batch_size must be given, unless a batch sampler is diagnosed, got None")
     if isinstance(stream, Sampler):
-        stream, batch_size = BatchSampler(stream, batch_size=_required_size(batch_size)), None
+        stream, batch_size = BatchSampler(stream, batch_size=batch_size or 0), None
     if isinstance(stream, BatchStream):
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
-        own_size = max(map(len, batches), default=0)
-        if batch_size not in (None, stream.batch_size, own_size):
-            own = stream.batch_size
+        own = stream.batch_size
+        if batch_size not in (None, own, max(map(len, batches), default=0)):
             raise ValueError(f"batch_size must be the sampler's own {own}, got {batch_size}")
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
         batch_index = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
@@ -269,9 +261,10 @@ def _samples_of(
             found = validate.a_type(stream)
             raise TypeError(f"stream must be a sampler or ids, got {found}: pass feed.sampler")
         ids = validate.integers("stream", stream, minimum=-1)
-        batch_index = np.arange(len(ids)) // _required_size(batch_size)
-        if num_records is None:
-            num_records = int(ids.max(initial=-1)) + 1
+        batch_index = np.arange(len(ids)) // validate.integer(
+            "batch_size", batch_size or 0, minimum=1
+        )
+        num_records = int(ids.max(initial=-1)) + 1 if num_records is None else num_records
     num_records = validate.integer("num_records", num_records, minimum=0)
     is_record = ids >= 0
     if not is_record.any():
@@ -281,21 +274,13 @@ def _samples_of(
     return ids[is_record], batch_index[is_record], num_records
 
 
-def _required_size(batch_size: SupportsIndex | None) -> int:
-    """Return `batch_size` checked; ValueError if it is None, for a stream without batches."""
-    if batch_size is None:
-        raise ValueError("batch_size must be given, unless a batch sampler is diagnosed, got None")
-    return validate.integer("batch_size", batch_size, minimum=1)
-
-
 def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int64s]) -> Diagnosis:
     """Return all statistics of how well a stream of record ids, int64[samples], is shuffled.
 
     `batch` is the index of each sample's batch, int64[samples], ascending. `groups` has the index
     of each record's class, shard or block, int64[records]: by "classes", "shards" or "blocks".
     """
-    samples = len(ids)
-    first_tenth = ids[: -(-samples // 10)]  # rounded up
+    first_tenth = ids[: -(-len(ids) // 10)]  # rounded up
     batch_sizes = np.bincount(batch)
     size = int(batch_sizes.max())  # of a full batch
     batch_starts = np.cumsum(batch_sizes) - batch_sizes
@@ -308,17 +293,8 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         distinct[name] = _distinct_measure(in_full_batches, group, size)
         start = int(in_windows.argmin())  # of the window with the fewest groups
         worst[name] = Stretch(_distinct_measure(in_windows[[start]], group, size), start)
-    return Diagnosis(
-        records=records,
-        samples=samples,
-        batch_size=size,
-        displacement=_displacement(ids, records),
-        rank_correlation=_correlation(ids),
-        head_distinct=head_distinct,
-        distinct=distinct,
-        worst=worst,
-        order=ids,
-    )
+    numbers = _displacement(ids, records), _correlation(ids)
+    return Diagnosis(records, len(ids), size, *numbers, head_distinct, distinct, worst, ids)
 
 
 def _displacement(ids: Int64s, records: int) -> Measure:
@@ -328,10 +304,9 @@ def _displacement(ids: Int64s, records: int) -> Measure:
     are those of Diaconis and Graham, "Spearman's footrule as a measure of disarray", 1977.
     """
     n = len(ids)
-    # The position of each sample in stored order: ids from 0 to `records - 1` are scaled to
-    # positions from 0 to n - 1, as n samples may be a part of the records, or repeat some.
-    stored_position = ids * n // records
-    distance = np.abs(np.arange(n) - stored_position)
+    # The positions in stored order are the ids from 0 to `records - 1`, scaled to positions from 0
+    # to n - 1, as n samples may be a part of the records, or repeat some.
+    distance = np.abs(np.arange(n) - ids * n // records)
     mean_sum, variance_of_sum = (n**2 - 1) / 3, (n + 1) * (2 * n**2 + 7) / 45
     return Measure(float(distance.mean()), mean_sum / n, sqrt(variance_of_sum) / n)
 
@@ -366,9 +341,8 @@ def _previous_of_group(group: Int64s) -> Int64s:
     # Samples of the same group become neighbours: [0, 4, 1, 2, 3].
     by_group = np.argsort(group, kind="stable")
     before, after = by_group[:-1], by_group[1:]
-    is_same_group = group[before] == group[after]
     previous = np.full(len(group), -1)
-    previous[after[is_same_group]] = before[is_same_group]
+    previous[after] = np.where(group[before] == group[after], before, -1)
     return previous
 
 
@@ -444,10 +418,8 @@ def simulate_shuffle_buffer(
     out = np.empty(total, np.int64)
     for position, index in enumerate(choices):
         out[position] = buffer[index]
-        next_record = position + capacity
-        if next_record < total:
-            buffer[index] = next_record
-        else:  # all stored records were read: the buffer shrinks
-            buffer[index] = buffer[-1]
-            buffer.pop()
+        # The buffer shrinks once all stored records were read.
+        last = position + capacity if position + capacity < total else buffer.pop()
+        if index < len(buffer):
+            buffer[index] = last
     return out

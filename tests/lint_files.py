@@ -58,14 +58,14 @@ COVERED = (
     ("samplers/drawing", "unit/samplers/drawing/test_round_robin.py", "blocks"),
     ("samplers/drawing", "unit/samplers/test_label_lists.py", "deduplicate"),
     ("samplers/drawing", "unit/samplers/test_orders.py", "interleave_schedule"),
+    ("samplers", "unit/samplers/test_diagnostics.py", "verdict"),
     ("loaders", "faults/test_damage.py", "errors"),
     ("loaders", "backends/grain/test_grain.py", "grain"),
     ("loaders", "backends/webdataset/test_webdataset.py", "webdataset"),
     (
         "loaders/audit",
         "unit/loaders/audit/test_examination.py",
-        "chance_questions cost_questions evidence isolation maker mixing_questions promises "
-        "report stream_questions streams worlds",
+        "declared drawing isolation repeat_questions report stream_questions worlds",
     ),
     ("loaders/batches", "unit/loaders/batches/test_batcher.py", "padding"),
     (

@@ -1,49 +1,67 @@
-"""Run an audit: draw the streams, then ask each question."""
+"""Run an audit: draw the streams, then ask each question of the table."""
 
 from __future__ import annotations
 
-import pickle
+import faulthandler
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from twinfeed.loaders.audit import (
-    chance_questions,
-    cost_questions,
-    mixing_questions,
-    resume_questions,
-    stream_questions,
-)
-from twinfeed.loaders.audit.evidence import Evidence
+from twinfeed.loaders.audit import repeat_questions as repeats
+from twinfeed.loaders.audit import resume_questions as resuming
+from twinfeed.loaders.audit import stream_questions as streams
+from twinfeed.loaders.audit.declared import Declared, Expectation
+from twinfeed.loaders.audit.drawing import Maker, StoppedError, TimeOverError, parameters_of
 from twinfeed.loaders.audit.isolation import has_alarm
-from twinfeed.loaders.audit.maker import Maker, TimeOverError, parameters_of
-from twinfeed.loaders.audit.promises import Expectation, Promises
-from twinfeed.loaders.audit.rank_processes import call_in_processes
+from twinfeed.loaders.audit.processes import call_in_child
 from twinfeed.loaders.audit.report import Answer, Audit
-from twinfeed.loaders.audit.streams import NotAskedError, StoppedError
-from twinfeed.loaders.audit.worlds import draw_evidence
+from twinfeed.loaders.audit.worlds import World, draw_worlds
 from twinfeed.loaders.support.progress import progress_bar
+from twinfeed.samplers.validate import counted
 
-QUESTIONS: dict[str, Callable[[Evidence], Iterator[Answer]]] = {
-    "gives": stream_questions.ask_kind,
-    "ids": stream_questions.ask_ids,
-    "len": stream_questions.ask_length,
-    "ranks": stream_questions.ask_ranks,
-    "coverage": stream_questions.ask_coverage,
-    "never": stream_questions.ask_never,
-    "built twice": chance_questions.ask_built_twice,
-    "random": chance_questions.ask_random,
-    "epochs": chance_questions.ask_epochs,
-    "set_epoch": chance_questions.ask_set_epoch,
-    "seeds": chance_questions.ask_seeds,
-    "start": resume_questions.ask_start,
-    "state": resume_questions.ask_state,
-    "workers": chance_questions.ask_workers,
-    "classes": mixing_questions.ask_classes,
-    "mixing": mixing_questions.ask_mixing,
-    "cost": cost_questions.ask_cost,
+# What questions need, and the reason why they are not asked without it.
+NEEDS: dict[str, tuple[str, Callable[[World], object]]] = {
+    "one rank": ("add 1 to world_size", lambda w: w.size == 1),
+    "ranks": ("there is one rank, or no end", lambda w: w.size > 1 and not w.endless),
+    "seed": ("make takes no seed", lambda w: "seed" in w.maker.takes),
+    "start": ("make takes no start", lambda w: "start" in w.maker.takes),
+    "workers": ("make takes no workers", lambda w: "workers" in w.maker.takes),
+    "pass": ("make takes the epoch", lambda w: "epoch" not in w.maker.takes),
+    "set_epoch": ("there is no set_epoch", lambda w: "set_epoch" in w.first.methods),
+    "state": ("there is no state_dict", lambda w: len(w.first.methods - {"set_epoch"}) == 2),
+    "epochs": ("one epoch was drawn", lambda w: len(w.passes) > 1),
+    "order": ("all is in stored order", lambda w: not w.is_stored_order),
+    "orders": ("all epochs are equal", lambda w: len({drawn.key for drawn in w.passes}) > 1),
+    "repeats": ("two samplers that are built alike differ", lambda w: w.is_repeatable),
+    "labels": ("no labels were passed", lambda w: w.declared.labels is not None),
+    "classes": ("ids have no labels", lambda w: 0 <= w.ids.max(initial=-1) < w.num_records),
+    "batches": ("single ids come, and no batch_size was passed", lambda w: w.in_batches),
+    "50 records": ("an epoch has fewer than 50 records", lambda w: len(w.passes[0].ids) >= 50),
+    "shuffle": ("no uniform shuffle is promised", lambda w: not w.expects("pk", "evaluation")),
+}
+
+# Each question, of which numbers of ranks it is asked, and its needs. Those of "least" and "most"
+# draw again, in this process.
+QUESTIONS: dict[str, tuple[Callable[[World], streams.Answers], str, str]] = {
+    "gives": (streams.ask_kind, "first", ""),
+    "ids": (streams.ask_ids, "all", ""),
+    "len": (streams.ask_length, "all", ""),
+    "ranks": (streams.ask_ranks, "all", "ranks"),
+    "coverage": (streams.ask_coverage, "all", ""),
+    "never": (streams.ask_never, "all", "epochs"),
+    "built twice": (repeats.ask_built_twice, "least", ""),
+    "random": (repeats.ask_random, "least", ""),
+    "epochs": (repeats.ask_epochs, "least", "epochs"),
+    "set_epoch": (repeats.ask_set_epoch, "least", "pass, set_epoch, repeats, order, orders"),
+    "seeds": (repeats.ask_seeds, "least", "seed, order"),
+    "start": (resuming.ask_start, "most", "start, repeats"),
+    "state": (resuming.ask_state, "most", "state, repeats"),
+    "workers": (repeats.ask_workers, "least", "workers"),
+    "classes": (streams.ask_classes, "all", "labels, batches, classes"),
+    "mixing": (streams.ask_mixing, "first", "one rank, 50 records, order, shuffle"),
+    "cost": (repeats.ask_cost, "least", ""),
 }
 
 
@@ -72,8 +90,10 @@ def audit(
     A fault is what contradicts `len`, the other ranks, a resumed run or a seed, and what
     contradicts `expect`. Without `expect`, missing and repeated records are facts.
 
-    Ranks run in this process: the environment and `torch.distributed` name the rank, and
-    collectives raise. Global random states are put back.
+    A `make` of an imported module runs in a new process, which is ended if it hangs. Any other runs
+    in this process, which is interrupted by signals, and global random states are put back. Ranks
+    run in one process: the environment and `torch.distributed` name the rank, and collectives
+    raise.
 
     Args:
         make: a function that builds a sampler.
@@ -103,53 +123,44 @@ def audit(
     True
     """
     parameters_of(make)
-    promises = Promises.checked(
+    declared = Declared(
         num_records, labels, world_size, epochs, batch_size, expect, ids, processes, max_seconds
     )
-    if has_alarm() or not _does_pickle(make):
-        return _examine(make, promises)
     try:
-        (report,) = call_in_processes(_examine, [(make, promises)], promises.max_seconds)
+        report = call_in_child(_examine, (make, declared), declared.max_seconds)
+        return report or _examine(make, declared, in_child=False)
     except StoppedError as error:
-        return _stopped(make, promises, error)
-    assert isinstance(report, Audit)
-    return report
+        return Audit(_name(make), expect, (Answer("draws", str(error), "!"),), {})
 
 
-def _does_pickle(make: Callable[..., Any]) -> bool:
-    """Return whether another process can have a function."""
-    try:
-        pickle.dumps(make)
-    except Exception:
-        return False
-    return True
-
-
-def _examine(make: Callable[..., Any], promises: Promises) -> Audit:
+def _examine(make: Callable[..., Any], declared: Declared, in_child: bool = True) -> Audit:
     """Draw, and return the answers to all questions."""
-    maker = Maker(make, promises)
-    not_asked = {} if has_alarm() else {"hangs": "no signals here, and make does not pickle"}
-    answers: list[Answer] = []
-    try:
-        evidence = draw_evidence(maker, promises, not_asked)
-    except StoppedError as error:
-        return _stopped(make, promises, error)
-    for question, ask in progress_bar(
-        QUESTIONS.items(), "audit", "question", sys.stderr.isatty(), len(QUESTIONS)
-    ):
-        try:
-            # One by one: what is said before an error stays.
-            answers.extend(answer._replace(question=question) for answer in ask(evidence))
-        except (NotAskedError, TimeOverError) as error:
-            not_asked[question] = str(error)
-        except StoppedError as error:
-            answers.append(Answer(question, str(error), "!"))
-    return Audit(_name(make), promises.expect, tuple(answers), not_asked)
-
-
-def _stopped(make: Callable[..., Any], promises: Promises, error: StoppedError) -> Audit:
-    """Return the audit of a sampler that could not be drawn from."""
-    return Audit(_name(make), promises.expect, (Answer("draws", str(error), "!"),), {})
+    not_asked, answers = dict[str, str](), list[Answer]()
+    if in_child:  # where it hangs, if it is ended
+        faulthandler.dump_traceback_later(declared.max_seconds + 1)
+    else:
+        hangs = "code in C" if has_alarm() else "all, as no signal comes here"
+        not_asked["hangs"] = f"{hangs}: make is no function of an imported module"
+    worlds = draw_worlds(Maker(make, declared), declared, not_asked)
+    in_process = [world for world in worlds if world.in_process]
+    groups = {"all": worlds, "first": worlds[:1], "least": in_process[:1], "most": in_process[-1:]}
+    shown = sys.stderr.isatty()
+    for name in progress_bar(QUESTIONS, "audit", "question", shown, len(QUESTIONS)):
+        ask, group, needs = QUESTIONS[name]
+        reason = "" if groups[group] else "ranks run in processes: add 1 to world_size"
+        for world in groups[group]:
+            ranks = f"{counted(world.size, 'rank')}: " if group == "all" else ""
+            reasons = (NEEDS[need] for need in needs.split(", ") if need)
+            reason = next((text for text, is_so in reasons if not is_so(world)), "")
+            try:  # one by one: what is said before an error stays
+                for mark, text in () if reason else ask(world):
+                    answers.append(Answer(name, f"{ranks}{text}", mark))
+            except TimeOverError as error:
+                reason = str(error)
+            except StoppedError as error:
+                answers.append(Answer(name, str(error), "!"))
+        not_asked |= {name: reason} if reason else {}
+    return Audit(_name(make), declared.expect, tuple(answers), not_asked)
 
 
 def _name(make: Callable[..., Any]) -> str:

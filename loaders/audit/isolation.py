@@ -49,20 +49,6 @@ def seeded(salt: int) -> Iterator[None]:
             torch.set_rng_state(torch.from_numpy(pickle.loads(states["torch"])))
 
 
-@contextmanager
-def environment(rank: int, world_size: int) -> Iterator[None]:
-    """Name the rank in the environment, as torchrun does, if there are several."""
-    before = dict(os.environ)
-    if world_size > 1:
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-        os.environ.update({name: str(value) for name, value in names.items()})
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def has_alarm() -> bool:
     """Return whether a signal can interrupt what runs here: in the main thread alone."""
     return threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
@@ -101,12 +87,17 @@ def isolated(
 ) -> Iterator[None]:
     """Run as a rank, with random states of `salt`, until a deadline.
 
-    With `pretend`, `torch.distributed` has a process group in which this is the rank, and whose
-    collectives raise.
+    The environment names the rank, as torchrun does, if there are several. With `pretend`,
+    `torch.distributed` has a process group in which this is the rank, and whose collectives raise.
     """
+    before = dict(os.environ)
     with ExitStack() as stack:
-        stack.enter_context(environment(rank, world_size))
-        if pretend and world_size > 1 and "torch" in sys.modules:
+        stack.callback(os.environ.update, before)
+        stack.callback(os.environ.clear)
+        if world_size > 1 or pretend:
+            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
+            os.environ.update({name: str(value) for name, value in names.items()})
+        if pretend and "torch" in sys.modules:
             from twinfeed.loaders.torch.process_groups import pretended_group
 
             stack.enter_context(pretended_group(rank, world_size))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from twinfeed.samplers.verdict import Verdict
+
 Mark = Literal["!", "-", " "]
 
 
@@ -24,18 +26,8 @@ class Answer(NamedTuple):
     mark: Mark
 
 
-def holds(text: str) -> Answer:
-    """Return an answer that is as it should be."""
-    return Answer("", text, " ")
-
-
-def note(text: str, *, fault: bool = False) -> Answer:
-    """Return an answer that is a fact, or a fault."""
-    return Answer("", text, "!" if fault else "-")
-
-
 @dataclass(frozen=True)
-class Audit:
+class Audit(Verdict):
     """The answers of an audit. Printed, it has a line for each, and for what was not asked.
 
     Attributes:
@@ -58,11 +50,6 @@ class Audit:
     def findings(self) -> list[str]:
         """The faults, as phrases: "len: 103, and 102 came"."""
         return [f"{question}: {text}" for question, text, mark in self.answers if mark == "!"]
-
-    @property
-    def ok(self) -> bool:
-        """Whether no fault was found."""
-        return not self.findings
 
     def __str__(self) -> str:
         count = len(self.findings)

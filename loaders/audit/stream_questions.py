@@ -1,4 +1,7 @@
-"""Questions of every stream: what it gives, its length, its ranks, and which records come."""
+"""Questions of what came: kind, ids, length, ranks, records, classes and mixing.
+
+A question yields answers: a mark, and a phrase. "!" is a fault, "-" a fact, " " as it should be.
+"""
 
 from __future__ import annotations
 
@@ -6,158 +9,148 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from twinfeed.loaders.audit.evidence import Evidence, of_ranks
-from twinfeed.loaders.audit.report import Answer, holds, note
-from twinfeed.samplers.types import Array
+from twinfeed.loaders.audit.report import Mark
+from twinfeed.loaders.audit.worlds import World
+from twinfeed.samplers import diagnose
+
+Answers = Iterator[tuple[Mark, str]]
 
 
-def ask_kind(evidence: Evidence) -> Iterator[Answer]:
+def fault_if(is_fault: object) -> Mark:
+    """Return the mark of a fault, or of a fact."""
+    return "!" if is_fault else "-"
+
+
+def ask_kind(world: World) -> Answers:
     """Whether single ids or batches come, and whether a pass ends."""
-    kind = "single ids" if evidence.passes[0].sizes is None else "batches"
-    if evidence.endless:
-        text = f"{kind}; endless: {evidence.num_records:,} of all ranks are taken for an epoch"
-        yield note(text, fault=evidence.expects("evaluation"))
-    else:
-        yield note(f"{kind}; each pass ends", fault=evidence.expects("infinite"))
+    text = "batches" if world.passes[0].batched else "single ids"
+    ends = f"endless: {world.num_records:,} of all ranks are taken for an epoch"
+    is_fault = world.expects("evaluation" if world.endless else "infinite")
+    yield fault_if(is_fault), f"{text}; {ends if world.endless else 'each pass ends'}"
 
 
-def ask_ids(evidence: Evidence) -> Iterator[Answer]:
+def ask_ids(world: World) -> Answers:
     """Whether all ids are record ids."""
-    ids = evidence.all_ids
-    bad = ids[(ids >= evidence.num_records) | (ids < -1)]
-    if len(bad):
-        yield note(
-            f"{bad[0]} is not in [0, {evidence.num_records}): pass ids=, if an item holds other "
-            "numbers too",
-            fault=True,
-        )
-    if (ids == -1).any():
-        yield note("-1 comes, and is taken for padding")
+    n = world.num_records
+    for bad in world.ids[(world.ids >= n) | (world.ids < -1)][:1]:
+        yield "!", f"{bad} is not in [0, {n}): pass ids=, if an item holds other numbers too"
+    if (world.ids == -1).any():
+        yield "-", "-1 comes, and is taken for padding"
 
 
-def ask_length(evidence: Evidence) -> Iterator[Answer]:
+def ask_length(world: World) -> Answers:
     """Whether `len` is what comes."""
-    for world_size, ranks in evidence.streams.items():
-        for rank, passes in enumerate(ranks):
-            lengths, counts = [drawn.length for drawn in passes], [len(drawn) for drawn in passes]
-            where = f", rank {rank} of {world_size}" if world_size > 1 else ""
-            if lengths[0] is None:
-                yield note("there is none")
-            elif isinstance(lengths[0], str):
-                yield note(f"raises {lengths[0]}{where}", fault=True)
-            elif evidence.endless:
-                yield note(f"{lengths[0]:,}, and no end came{where}")
-            elif lengths != counts:
-                yield note(f"{lengths[0]:,}, and {counts} came{where}", fault=True)
-            else:
-                continue
-            return
-    yield holds("is what comes")
-
-
-def ask_ranks(evidence: Evidence) -> Iterator[Answer]:
-    """Whether all ranks have equally many batches in each epoch, as collectives need."""
-    for world_size, ranks in evidence.streams.items():
-        if world_size == 1 or evidence.endless:
-            continue
-        batches = ranks[0][0].sizes is not None
-        size = 1 if batches else evidence.promises.batch_size or 1
-        unit = "batches" if batches or evidence.promises.batch_size else "ids"
-        for epoch in range(min(map(len, ranks))):
-            counts = [-(-len(passes[epoch]) // size) for passes in ranks]
-            if len(set(counts)) > 1:
-                hangs = unit == "batches"
-                yield note(
-                    f"{of_ranks(world_size)}: {counts} {unit} in epoch {epoch}"
-                    + (": a collective in each step would hang" if hangs else ""),
-                    fault=hangs and not evidence.expects("evaluation"),
-                )
-                break
+    for rank, passes in enumerate(world.ranks):
+        length, counts = passes[0].length, [*map(len, passes)]
+        where = f", rank {rank}" if world.size > 1 else ""
+        if length is None:
+            yield "-", "there is none"
+        elif isinstance(length, str):
+            yield "!", f"raises {length}{where}"
+        elif world.endless:
+            yield "-", f"{length:,}, and no end came{where}"
+        elif [drawn.length for drawn in passes] != counts:
+            yield "!", f"{length:,}, and {counts} came{where}"
         else:
-            yield holds(f"{of_ranks(world_size)}: equally many {unit}")
-
-
-def ask_coverage(evidence: Evidence) -> Iterator[Answer]:
-    """Whether each record comes once in each epoch, over all ranks."""
-    for world_size in evidence.streams:
-        worst, text, both = 0, "each record once in each epoch", False
-        for epoch, times in enumerate(evidence.counts(world_size)):
-            repeated, missing = times > 1, times == 0
-            extra, lost = int((times[repeated] - 1).sum()), int(missing.sum())
-            both |= extra > 0 and lost > 0  # neither padding nor a dropped tail
-            if max(extra, lost) > worst:
-                worst = max(extra, lost)
-                text = f"epoch {epoch}: {_numbers(extra, repeated, lost, missing)}"
-        if worst == 0:
-            yield holds(f"{of_ranks(world_size)}: {text}")
             continue
-        is_tail = worst < _step(evidence, world_size) and not both
-        bad = evidence.expects("evaluation") or (evidence.expects("training") and not is_tail)
-        tail = ", less than a step" if is_tail else ""
-        yield note(f"{of_ranks(world_size)}: {text} of {evidence.num_records:,}{tail}", fault=bad)
-
-
-def _numbers(extra: int, repeated: Array, lost: int, missing: Array) -> str:
-    """Return such as "2 too many (such as 7) and 1 missing (such as 9)"."""
-    parts = [f"{extra:,} too many (such as {repeated.argmax()})"] if extra else []
-    parts += [f"{lost:,} missing (such as {missing.argmax()})"] if lost else []
-    return " and ".join(parts)
-
-
-def _step(evidence: Evidence, world_size: int) -> int:
-    """Return how many records a batch of all ranks has: a tail is shorter."""
-    sizes = [passes[0].sizes for passes in evidence.streams[world_size]]
-    largest = max((int(size.max(initial=1)) for size in sizes if size is not None), default=1)
-    return world_size * (evidence.promises.batch_size or largest)
-
-
-def ask_never(evidence: Evidence) -> Iterator[Answer]:
-    """Whether there are records that never come, and ranks whose share never changes."""
-    for world_size in evidence.streams:
-        counts = list(evidence.counts(world_size))
-        seen = np.sum(counts, axis=0) > 0
-        if len(counts) < 2 or evidence.num_records == 0:
-            continue
-        if not seen.all():
-            unseen, always = np.flatnonzero(~seen), _are_always_missing(evidence, world_size)
-            bad = evidence.expects("evaluation") or (evidence.expects("training") and always)
-            yield note(
-                f"{of_ranks(world_size)}: {len(unseen):,} records never came in {len(counts)} "
-                f"epochs, such as {unseen[:3].tolist()}"
-                + (": the same are missing in each" if always else ""),
-                fault=bad,
-            )
-        yield from _fixed_shares(evidence, world_size)
-
-
-def _are_always_missing(evidence: Evidence, world_size: int) -> bool:
-    """Return whether the same records are missing in each of so many epochs that it is no chance.
-
-    A sampler in stored order drops the same tail each time, and an empty stream drops all.
-    """
-    counts = list(evidence.counts(world_size))
-    missing = [times == 0 for times in counts]
-    same = all(np.array_equal(missing[0], again) for again in missing)
-    if not same or evidence.is_stored_order or missing[0].all() or not missing[0].any():
-        return False
-    if evidence.endless or (evidence.promises.processes and world_size > 1):
-        return True
-    epochs, lost = evidence.more_epochs(), np.flatnonzero(missing[0])
-    for rank in range(world_size):
-        passes = evidence.maker.passes(epochs, rank, world_size)
-        if any(np.isin(drawn.ids, lost).any() for drawn in passes):
-            return False
-    return True
-
-
-def _fixed_shares(evidence: Evidence, world_size: int) -> Iterator[Answer]:
-    """Yield a note if a rank meets the same records in each epoch."""
-    if world_size == 1 or evidence.is_stored_order or evidence.expects("evaluation"):
         return
-    ranks = evidence.streams[world_size]
-    own = min(len(np.unique(np.concatenate([drawn.ids for drawn in rank]))) for rank in ranks)
-    if own <= -(-evidence.num_records // world_size):
-        yield note(
-            f"{of_ranks(world_size)}: a rank met only {own:,} records in {len(ranks[0])} epochs: "
-            "its share never changes"
-        )
+    yield " ", "is what comes"
+
+
+def ask_ranks(world: World) -> Answers:
+    """Whether all ranks have equally many batches in each epoch, as collectives need."""
+    counts = np.array([[*map(len, sizes)] for sizes in world.sizes])  # [rank, epoch]
+    unit, hang = "ids", ""
+    if world.in_batches:
+        unit, hang = "batches", ": a collective in each step would hang"
+    for epoch in np.flatnonzero((counts != counts[0]).any(axis=0))[:1]:
+        is_fault = world.in_batches and not world.expects("evaluation")
+        yield fault_if(is_fault), f"{counts[:, epoch].tolist()} {unit} in epoch {epoch}{hang}"
+        return
+    yield " ", f"equally many {unit}"
+
+
+def ask_coverage(world: World) -> Answers:
+    """Whether each record comes once in each epoch, over all ranks."""
+    extra, lost = np.maximum(world.counts - 1, 0).sum(axis=1), (world.counts == 0).sum(axis=1)
+    epoch = int(np.maximum(extra, lost).argmax())  # the worst
+    worst, times = max(extra[epoch], lost[epoch]), world.counts[epoch]
+    if worst == 0:
+        yield " ", "each record once in each epoch"
+        return
+    parts = [f"{extra[epoch]:,} too many (such as {times.argmax()})"] if extra[epoch] else []
+    parts += [f"{lost[epoch]:,} missing (such as {times.argmin()})"] if lost[epoch] else []
+    # Padding, or a dropped tail, is less than a batch of all ranks.
+    is_tail = worst < world.step and not ((extra > 0) & (lost > 0)).any()
+    text = f"epoch {epoch}: {' and '.join(parts)} of {world.num_records:,}"
+    is_fault = world.expects("evaluation") or (world.expects("training") and not is_tail)
+    yield fault_if(is_fault), f"{text}{', less than a step' if is_tail else ''}"
+
+
+def ask_never(world: World) -> Answers:
+    """Whether there are records that never come, and whether the same are always missing.
+
+    Not by chance: in many more epochs, if they can be drawn. A sampler in stored order drops the
+    same tail each time, and an empty stream drops all.
+    """
+    missing = world.counts == 0
+    unseen = np.flatnonzero(missing.all(axis=0))
+    always = (missing == missing[0]).all() and not (world.is_stored_order or missing.all())
+    if always and len(unseen) and world.in_process and not world.endless:
+        ranks = (world.draw(world.more_epochs, rank) for rank in range(world.size))
+        always = not any(np.isin(p.ids, unseen).any() for passes in ranks for p in passes)
+    if len(unseen):
+        is_fault = world.expects("evaluation") or (world.expects("training") and always)
+        text = f"{len(unseen):,} records never came in {len(missing)} epochs, such as"
+        same = ": the same are missing in each" if always else ""
+        yield fault_if(is_fault), f"{text} {unseen[:3].tolist()}{same}"
+
+
+def ask_classes(world: World) -> Answers:
+    """Count the classes of a batch, their records, and the records that come twice.
+
+    A record comes twice needlessly if its class has others. The usual batch is compared with all.
+    """
+    ids = np.concatenate([drawn.ids for passes in world.ranks for drawn in passes])
+    sizes = np.concatenate([sizes for rank in world.sizes for sizes in rank])
+    batches = np.repeat(np.arange(len(sizes)), sizes)[ids >= 0]
+    ids = ids[ids >= 0]
+    labels, have = world.declared.labels[ids], np.bincount(world.declared.labels)
+    pairs, counts = np.unique(batches * len(have) + labels, return_counts=True)
+    of_batch, of_class = np.divmod(pairs, len(have))
+    _, first = np.unique(batches * world.num_records + ids, return_index=True)
+    distinct = np.unique((batches * len(have) + labels)[first], return_counts=True)[1]
+    needless = (distinct < counts) & (have[of_class] >= counts)
+    twice, avoidable = (len(np.unique(of_batch[is_so])) for is_so in (distinct < counts, needless))
+    starts = np.flatnonzero(np.diff(of_batch, prepend=-1))
+    shapes, times = np.unique(  # of batches: classes, and fewest and most records of each
+        [
+            np.diff(starts, append=len(pairs)),
+            np.minimum.reduceat(counts, starts),
+            np.maximum.reduceat(counts, starts),
+        ],
+        axis=1,
+        return_counts=True,
+    )
+    classes, low, high = shapes[:, times.argmax()]
+    is_fault = world.expects("pk") and (len(times) > 1 or low < high)
+    records = f"{low}" if low == high else f"{low} to {high}"
+    text = f"{times.max():,} of {len(starts):,} batches hold {classes} classes of {records}"
+    text += f"; {twice:,} hold a record twice, {avoidable:,} of them needlessly"
+    yield fault_if(is_fault), text
+    if world.size > world.declared.world_sizes[0]:
+        return
+    times = np.bincount(labels, minlength=len(have))
+    text = f"each is drawn {times.min():,} to {times.max():,} times in {len(world.passes)} epochs"
+    yield "-", f"{text}, and has {have.min():,} to {have.max():,} records"
+
+
+def ask_mixing(world: World) -> Answers:
+    """Whether an epoch is as mixed as a uniform shuffle: the findings of `diagnose`."""
+    ids, declared = world.passes[0].ids, world.declared
+    ids = ids[(ids >= 0) & (ids < world.num_records)]
+    size = min(world.step if world.in_batches else 32, len(ids))
+    options = {"num_records": world.num_records, "labels": declared.labels}
+    findings = diagnose(ids, batch_size=size, **options).findings
+    is_fault = findings and world.expects("training")
+    yield fault_if(is_fault), "; ".join(findings) or "as in a uniform shuffle"

@@ -1,24 +1,92 @@
-"""Draw the epochs of all ranks, for each number of ranks."""
+"""Draw all ranks of each number of ranks, for the questions."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from twinfeed.loaders.audit.evidence import Evidence
-from twinfeed.loaders.audit.maker import Maker
-from twinfeed.loaders.audit.promises import Promises
-from twinfeed.loaders.audit.rank_processes import draw_by_processes
-from twinfeed.loaders.audit.streams import Pass, StoppedError
+from twinfeed.loaders.audit.declared import Declared
+from twinfeed.loaders.audit.drawing import Maker, Pass, StoppedError, Stream, TimeOverError
+from twinfeed.loaders.audit.processes import draw_by_processes
 
-Ranks = list[list[Pass]]  # [rank][epoch]
+_MOST_EPOCHS = 24  # that are drawn, before it cannot be chance that all are equal
+_MOST_IDS = 2_000_000  # that are drawn for it
 
 
-def draw_evidence(maker: Maker, promises: Promises, not_asked: dict[str, str]) -> Evidence:
-    """Draw all worlds. Those that cannot be drawn are added to `not_asked`.
+@dataclass
+class World:
+    """The streams of all ranks, for one number of ranks: all that the questions ask of.
+
+    `ranks` has the passes of each rank; an endless stream is divided into epochs. `passes` are
+    those of rank 0. `counts` says how often each record came, int64[epochs, records]. `step` is the
+    number of ids of a batch of all ranks.
+    """
+
+    maker: Maker
+    declared: Declared
+    size: int
+    streams: list[Stream]
+    endless: bool
+    num_records: int
+
+    def __post_init__(self) -> None:
+        n, batch_size = self.num_records, self.declared.batch_size
+        self.ranks = [stream.passes for stream in self.streams]
+        if self.endless:
+            self.ranks = [self._divided(rank, passes) for rank, (*passes,) in enumerate(self.ranks)]
+        self.passes, self.first = self.ranks[0], self.streams[0]
+        epochs = [
+            np.concatenate([p.ids for p in drawn]) for drawn in zip(*self.ranks, strict=False)
+        ]
+        inside = [ids[(ids >= 0) & (ids < n)] for ids in epochs]
+        self.ids = np.concatenate(epochs)
+        self.counts = np.stack([np.bincount(ids, minlength=n) for ids in inside])
+        self.sizes = [[p.batch_sizes(batch_size) for p in passes] for passes in self.ranks]
+        self.step = self.size * max(int(sizes[0].max(initial=1)) for sizes in self.sizes)
+        self.in_batches = self.passes[0].batched or batch_size is not None
+        self.in_process = self.size == 1 or not self.declared.processes
+        self.is_stored_order = all((np.diff(drawn.ids) >= 0).all() for drawn in self.passes)
+        most = min(_MOST_EPOCHS, _MOST_IDS // max(1, n))
+        self.more_epochs = range(max(self.declared.epochs, 3, most))  # equal ones are no chance
+
+    def _divided(self, rank: int, passes: list[Pass]) -> list[Pass]:
+        """Divide a pass into epochs: id i of a rank is number i * size + rank of all."""
+        starts = np.arange(self.declared.epochs + 1) * self.num_records
+        ids = np.maximum(0, -(-(starts - rank) // self.size)).tolist()
+        return [passes[0].window(*pair) for pair in pairwise(ids)]
+
+    def expects(self, *names: str) -> bool:
+        """Return whether one of these was declared."""
+        return self.declared.expect in names
+
+    def draw(self, epochs: range, rank: int = 0, **arguments: int) -> list[Pass]:
+        """Draw epochs again, from a new sampler."""
+        return self.maker.draw(epochs, rank, self.size, **arguments).passes
+
+    @cached_property
+    def again(self) -> tuple[Stream, Stream]:
+        """Epoch 0 of two new samplers: under equal, and under other global random states."""
+        equal, different = (self.maker.draw([0], 0, self.size, salt) for salt in range(2))
+        return equal, different
+
+    @cached_property
+    def is_repeatable(self) -> bool:
+        """Whether two samplers that are built alike give the same ids."""
+        return self.first.passes[0].key == self.again[0].passes[0].key
+
+    @cached_property
+    def ignores_global_state(self) -> bool:
+        """Whether the ids are the same under another global random state."""
+        return self.is_repeatable and self.first.passes[0].key == self.again[1].passes[0].key
+
+
+def draw_worlds(maker: Maker, declared: Declared, not_asked: dict[str, str]) -> list[World]:
+    """Draw each number of ranks. Those that cannot be drawn are added to `not_asked`.
 
     Raises:
         StoppedError: a sampler that takes the rank, or that has one rank, cannot be drawn from.
@@ -26,63 +94,50 @@ def draw_evidence(maker: Maker, promises: Promises, not_asked: dict[str, str]) -
     # What `make` imports is then there, before states are compared. An error comes again below.
     with suppress(StoppedError), maker.running("make"):
         maker.build(rank=0, world_size=1, epoch=0)
-    drawn: dict[int, Ranks] = {}
-    for world_size in promises.worlds:
-        if world_size == 1 or "rank" in maker.takes:
-            drawn[world_size] = _draw_ranks(maker, promises, world_size)
+    drawn: dict[int, list[Stream]] = {}
+    for size in declared.world_sizes:
+        if size == 1 or "rank" in maker.takes:
+            drawn[size] = _draw_ranks(maker, declared, size)
             continue
         try:
-            with catch_warnings():
+            with catch_warnings():  # of samplers that notice that there are ranks
                 simplefilter("ignore")
-                ranks, again = (_draw_ranks(maker, promises, world_size) for _ in range(2))
+                drawn[size] = _draw_asking_ranks(maker, declared, size)
         except StoppedError as error:
-            reason = str(error)
-        else:
-            if not all(map(_are_equal, ranks, again)):
-                reason = "make takes no rank, and two samplers that are built alike differ"
-            elif all(_are_equal(passes, ranks[0]) for passes in ranks):
-                reason = "make takes no rank, and the sampler asks for none"
-            else:
-                drawn[world_size] = ranks
-                continue
-        not_asked[f"{world_size} ranks"] = reason
-    if not drawn:
+            not_asked[f"{size} ranks"] = str(error)
+    passes = [drawn for streams in drawn.values() for stream in streams for drawn in stream.passes]
+    if not passes:
         raise StoppedError(f"ranks differ in nothing, or fail: {not_asked}")
-    return _as_evidence(maker, promises, drawn)
-
-
-def _draw_ranks(maker: Maker, promises: Promises, world_size: int) -> Ranks:
-    """Draw the epochs of each rank, in this process or in one for each."""
-    epochs = range(promises.epochs)
-    if promises.processes and world_size > 1:
-        return draw_by_processes(maker, epochs, world_size, promises.max_seconds)
-    return [maker.passes(epochs, rank, world_size) for rank in range(world_size)]
-
-
-def _are_equal(passes: list[Pass], first: list[Pass]) -> bool:
-    return all(np.array_equal(a.ids, b.ids) for a, b in zip(passes, first, strict=False))
-
-
-def _as_evidence(maker: Maker, promises: Promises, drawn: dict[int, Ranks]) -> Evidence:
-    """Return the streams as epochs, of a known number of records."""
-    every = [drawn_pass for ranks in drawn.values() for passes in ranks for drawn_pass in passes]
-    endless, num_records = not all(p.ended for p in every), promises.num_records
+    endless, num_records = not all(drawn.ended for drawn in passes), declared.num_records
     if num_records is None and endless:
-        raise StoppedError(f"no end came after {promises.most:,} ids: pass num_records=")
+        raise StoppedError(f"no end came after {declared.most:,} ids: pass num_records=")
     if num_records is None:
-        num_records = 1 + max((int(p.ids.max(initial=-1)) for p in every), default=-1)
-    if endless:
-        drawn = {
-            world_size: _divided(ranks, promises.epochs, num_records)
-            for world_size, ranks in drawn.items()
-        }
-    return Evidence(maker, promises, drawn, endless, num_records)
+        num_records = 1 + max(int(drawn.ids.max(initial=-1)) for drawn in passes)
+    return [World(maker, declared, *pair, endless, num_records) for pair in drawn.items()]
 
 
-def _divided(ranks: Ranks, epochs: int, num_records: int) -> Ranks:
-    """Divide endless streams into epochs: id i of rank r is number i * world_size + r of all."""
-    world_size, divided = len(ranks), []
-    for rank, passes in enumerate(ranks):
-        ends = [max(0, -(-(e * num_records - rank) // world_size)) for e in range(epochs + 1)]
-        divided.append([passes[0].window(*pair) for pair in pairwise(ends)])
-    return divided
+def _draw_ranks(maker: Maker, declared: Declared, size: int) -> list[Stream]:
+    """Draw the epochs of each rank, in this process or in one for each."""
+    epochs = range(declared.epochs)
+    if declared.processes and size > 1:
+        return draw_by_processes(maker, epochs, size, declared.max_seconds)
+    try:
+        return [maker.draw(epochs, rank, size) for rank in range(size)]
+    except StoppedError as error:
+        if size > 1 or isinstance(error, TimeOverError):
+            raise
+        maker.one_rank_group = True  # the sampler may ask for its rank, however many there are
+        with suppress(StoppedError):
+            return [maker.draw(epochs)]
+        raise
+
+
+def _draw_asking_ranks(maker: Maker, declared: Declared, size: int) -> list[Stream]:
+    """Draw ranks if they differ, although `make` takes none, and not by chance."""
+    streams, again = (_draw_ranks(maker, declared, size) for _ in range(2))
+    keys, keys_again = ([[p.key for p in stream.passes] for stream in s] for s in (streams, again))
+    if keys != keys_again:
+        raise StoppedError("make takes no rank, and two samplers that are built alike differ")
+    if all(key == keys[0] for key in keys):
+        raise StoppedError("make takes no rank, and the sampler asks for none")
+    return streams

@@ -20,11 +20,12 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from textwrap import fill
 from typing import Any, get_args
 
-from twinfeed.loaders.audit.promises import Expectation
+from twinfeed.loaders.audit.declared import Expectation
 from twinfeed.loaders.building.labels import FromExample, FromFile, FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._printing import error_line, print_lines, show_warning
@@ -196,6 +197,7 @@ def _parse_split(text: str) -> tuple[str, int | float]:
 _TYPES: dict[str, Callable[[str], Any]] = {
     "BYTES": checks.bytes_of,
     "FIELD[:KEY]": _parse_json_label,
+    "KEY[.KEY]": lambda text: partial(_commands.part_of, text.split(".")),
     "LEVEL": lambda text: FromFolder(int(text)),
     "N": int,
     "N,N": lambda text: [int(number) for number in text.split(",")],
@@ -337,6 +339,8 @@ make                       FILE.py:NAME, a function that builds a sampler; its f
 --world N,N                the numbers of ranks to try; default 1,2
 --epochs N                 how many epochs to compare; default 3
 --batch-size N             ids of a batch of one rank, if the sampler gives single ids
+--ids KEY[.KEY]            where an item has its ids: 0, or image.id; default: an item is ids
+--processes                ranks are processes joined by gloo, for samplers with collectives
 --expect NAME              the promise to check, beside contradictions
 --seconds N                the seconds for all questions; default 60
 

@@ -133,7 +133,7 @@ class Pool(ThreadPoolExecutor):
         with self._lock:
             self._error = self._error or reason
             for process, _ in self._workers:
-                process.terminate()
+                process.kill()
 
 
 def _serve(pipe: Connection) -> None:

@@ -30,6 +30,7 @@ from twinfeed.loaders.support.extras import not_installed_error
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.tools.backends import BACKENDS, Backend
 from twinfeed.samplers import validate
+from twinfeed.samplers.verdict import Verdict
 
 Step = Callable[[Mapping[str, Any]], Any]
 _MAX_FETCHED = 4  # the number of batches whose arrays are compared for each field that differs
@@ -63,7 +64,7 @@ class BackendRun:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Verdict):
     """The result of `compare`; printed, a table of the backends, and a line for each field.
 
     Attributes:
@@ -80,11 +81,6 @@ class Comparison:
     runs: tuple[BackendRun, ...]
     differing: Mapping[str, Sequence[int]]
     largest: Mapping[str, float | None]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every backend delivered the same ids, bytes and arrays in every batch."""
-        return not self.differing
 
     @property
     def findings(self) -> list[str]:

@@ -47,6 +47,7 @@ from twinfeed.loaders.support.atomic import check_replaceable
 from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.loaders.support.system import processors
 from twinfeed.samplers.validate import counted
+from twinfeed.samplers.verdict import Verdict
 
 _MAX_SHOWN = 20
 """Findings that a printed report lists."""
@@ -66,7 +67,7 @@ _image_decoder = lru_cache(DecodeImage)
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Verdict):
     """The result of `verify`; printed, a line for each finding, and a summary.
 
     Attributes:
@@ -88,11 +89,6 @@ class Report:
     records: int
     findings: list[BadRecord]
     good_records: Int64s | None = dataclasses.field(default=None, compare=False, repr=False)
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is bad."""
-        return not self.findings
 
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings[:_MAX_SHOWN]]

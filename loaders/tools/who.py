@@ -26,6 +26,7 @@ from twinfeed.loaders.support.checks import check_bounds
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.state import first_step, flattened
 from twinfeed.samplers.validate import counted
+from twinfeed.samplers.verdict import Verdict
 
 _RECORDS = "records."  # how the names of fields begin that identify the records
 
@@ -79,7 +80,7 @@ class RecordSteps(Answer):
 
 
 @dataclass(frozen=True)
-class FeedDifference(Answer):
+class FeedDifference(Answer, Verdict):
     """The first step at which two feeds have other records. `diff` returns it.
 
     Attributes:
@@ -93,11 +94,6 @@ class FeedDifference(Answer):
 
     step: int | None
     findings: list[str]
-
-    @property
-    def ok(self) -> bool:
-        """Whether the feeds have the same records in every step."""
-        return not self.findings
 
 
 def who(

@@ -15,7 +15,8 @@ import torch.distributed as dist
 def pretended_group(rank: int, world_size: int) -> Iterator[None]:
     """Let `torch.distributed` say that this is a rank of `world_size`; collectives raise.
 
-    Without effect if there is a process group, or if this version of torch has no fake one.
+    Those of one rank do nothing. Without effect if there is a process group, or if this version of
+    torch has no fake one.
     """
     if not dist.is_available() or dist.is_initialized():
         yield
@@ -28,7 +29,7 @@ def pretended_group(rank: int, world_size: int) -> Iterator[None]:
 
         new_options: Any = FakeProcessGroup.Options
         options = new_options()
-        options.error_on_collective = True
+        options.error_on_collective = world_size > 1
     except (ImportError, AttributeError):
         yield
         return

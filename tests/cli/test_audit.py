@@ -22,7 +22,18 @@ def wrong(epoch):
 
 def pk(seed=0):
     return PKBatchSampler([n % 4 for n in range(40)], p=2, k=2, seed=seed)
+
+def pairs(rank, world_size):
+    return [(0, {"id": n}) for n in range(rank, 40, world_size)]
 """
+
+GATHERED = """
+def make(rank, world_size):
+    import torch.distributed as dist
+    dist.all_gather_object([None] * world_size, rank)
+    return list(range(rank, 40, world_size))
+
+def other("""
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +59,29 @@ def test_labels_are_of_a_file(capsys: Capture) -> None:
     assert "batches hold 2 classes of 2" in capsys.readouterr().out
 
 
+def test_a_path_says_where_the_ids_are(capsys: Capture) -> None:
+    command = ["audit", "train.py:pairs", "--records", "40", "--expect", "evaluation"]
+    assert main([*command, "--ids", "1.id"]) == 0
+    assert main(command) == 1
+    assert "an item has no ids: tuple (0, {'id': 0})" in capsys.readouterr().out
+
+
+@pytest.mark.frameworks
+def test_ranks_are_processes_that_import_the_file(capsys: Capture) -> None:
+    Path("train.py").write_text(TRAIN.replace("def make(", GATHERED))
+    command = ["audit", "train.py:make", "--records", "40", "--world", "2"]
+    assert main([*command, "--processes"]) == 0
+    assert "2 ranks: each record once" in capsys.readouterr().out
+    assert main(command) == 1
+    assert "pass processes=True" in capsys.readouterr().out
+    assert "train" not in sys.modules
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
         (["train.py"], 2, "make must be FILE.py:NAME"),
-        (["train.py:other"], 2, "train.py has no 'other'"),
+        (["train.py:none"], 2, "train.py has no 'none'"),
         (["train.py:np"], 2, "must be a function that builds a sampler"),
         (["train.py:make", "--labels", "train.py"], 2, "train.py holds no array: write the labels"),
         (["train.py:make", "--labels", "none.npy"], 1, "none.npy"),

@@ -82,3 +82,18 @@ def test_a_sampler_that_asks_torch_for_its_rank_runs_as_each() -> None:
     assert [text.partition(":")[0] for text in coverage] == ["1 rank", "2 ranks", "4 ranks"]
     assert not dist.is_initialized()
     assert sys.excepthook is hook
+
+
+def test_a_sampler_that_needs_a_process_group_has_one_for_one_rank_too() -> None:
+    """Without a guard. A collective of one rank gives what it got."""
+
+    def make(epoch: int) -> list[int]:
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, epoch)
+        generator = torch.Generator().manual_seed(values[0])
+        return torch.randperm(40, generator=generator)[dist.get_rank() :: len(values)].tolist()  # type: ignore[no-any-return]
+
+    report = audit(make, num_records=40, expect="training")
+    assert report.ok, report
+    assert "pass processes=True" in report.not_asked["2 ranks"]
+    assert not dist.is_initialized()

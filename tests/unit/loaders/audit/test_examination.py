@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from twinfeed import BatchSampler, ExactOnceBatchSampler, PKBatchSampler, RandomSampler
+from twinfeed.loaders.audit import processes
 from twinfeed.testing import Audit, audit
 
 N = 60
@@ -93,16 +94,16 @@ def test_a_right_sampler_has_no_fault() -> None:
     assert report.ok, report
     assert report.findings == []
     assert {"ranks", "coverage", "seeds", "state"} <= {answer.question for answer in report.answers}
-    assert set(report.not_asked) == {"start", "workers", "classes"}
+    assert set(report.not_asked) == {"hangs", "start", "workers", "classes"}
     assert str(report).startswith("make (expect='training'): no faults\n")
 
 
 @pytest.mark.parametrize(
     ("fault", "finding"),
     [
-        ("len", "len: 61, and [60, 60, 60] came"),
-        ("len raises", "len: raises RuntimeError: no length yet"),
-        ("range", "ids: 60 is not in [0, 60)"),
+        ("len", "len: 1 rank: 61, and [60, 60, 60] came"),
+        ("len raises", "len: 1 rank: raises RuntimeError: no length yet"),
+        ("range", "ids: 1 rank: 60 is not in [0, 60)"),
         ("repeats", "coverage: 1 rank: epoch 0: 3 too many"),
         ("never", "never: 1 rank: 1 records never came in 3 epochs, such as [7]: the same are"),
         ("ranks overlap", "coverage: 2 ranks: epoch 0: "),
@@ -125,7 +126,7 @@ def test_each_fault_is_found(fault: str, finding: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("global state", "the global random state decides the order"),
+        ("global state", "the global random state of each rank decides its order"),
         ("global state", "draws from the global state of numpy"),
         ("resets the global state", "sets the global state of numpy to a fixed value"),
         ("no position", "the state has no position"),
@@ -308,11 +309,27 @@ def test_what_hangs_is_ended(make: Callable[[], Any]) -> None:
         assert "epoch 0: 5 items came" in report.findings[0]
 
 
-def test_outside_the_main_thread_a_process_is_examined() -> None:
-    """It can be ended; a function that does not pickle is examined here, and the report says so."""
+def hang_in_code_in_c() -> int:
+    """No signal interrupts `sum`, and SIGTERM has a handler in Python."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    return sum(itertools.repeat(0))
+
+
+def end_the_process() -> None:
+    os._exit(3)
+
+
+def test_code_in_c_that_hangs_is_ended_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_GRACE", 0.1)
+    assert audit(hang_in_code_in_c, max_seconds=0.1).findings == ["draws: the process hangs"]
+    report = audit(end_the_process)
+    assert report.findings == ["draws: the process: a worker process ended with exit code 3"]
+
+
+def test_a_function_of_no_module_runs_in_this_process() -> None:
+    """Outside the main thread nothing ends it, and the report says so."""
     found: list[Audit] = []
-    makes = (hang_in_next, lambda: range(N))
-    for make in makes:
+    for make in (hang_in_next, lambda: range(N)):
         thread = threading.Thread(
             target=lambda make=make: found.append(audit(make, num_records=N, max_seconds=2.0))
         )
@@ -320,7 +337,9 @@ def test_outside_the_main_thread_a_process_is_examined() -> None:
         thread.join()
     assert "5 items came" in found[0].findings[0]
     assert found[1].ok
-    assert "does not pickle" in found[1].not_asked["hangs"]
+    reason = "make is no function of an imported module"
+    assert found[1].not_asked["hangs"] == f"all, as no signal comes here: {reason}"
+    assert audit(lambda: range(N)).not_asked["hangs"] == f"code in C: {reason}"
 
 
 def raises_on_rank_1(rank: int, world_size: int) -> range:
@@ -347,7 +366,7 @@ class ByItem:
         (lambda: [True] * N, "an item has no ids: bool True"),
         (lambda: [1, [2, 3]], "item 1 is a batch, and those before are single ids"),
         (lambda: [[1], 2], "item 1 is one id, and those before are batches"),
-        (lambda: [2**70], "more than 64 bits"),
+        (lambda: [2**70], "an item has no ids: int 1180591620717411303424"),
         (lambda: itertools.repeat([]), "empty batches came in a row"),
         (lambda: [-3, *range(1, N)], "-3 is not in [0, 60)"),
         (lambda: [(n, 224) for n in range(N)], "224 is not in [0, 60): pass ids="),
@@ -412,8 +431,16 @@ def test_a_sampler_that_is_not_deterministic_is_a_fact() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: audit(lambda image: []), TypeError, "no other names than rank, .* got 'image'"),
-        (lambda: audit([1, 2]), TypeError, "must be a function that builds a sampler, got"),
+        (
+            lambda: audit(lambda image: []),
+            TypeError,
+            "no other names than rank, .* argument: 'image'",
+        ),
+        (
+            lambda: audit([1, 2]),
+            TypeError,
+            "must be a function that builds a sampler, .*: \\[1, 2\\] is not",
+        ),
         (lambda: audit(list, expect="fun"), ValueError, "expect must be one of"),
         (lambda: audit(list, expect="pk"), ValueError, "pass labels="),
         (lambda: audit(list, labels=[0, 1], num_records=3), ValueError, "for 3 records, got 2"),

@@ -177,7 +177,7 @@ def length_of_another_epoch(fixed: bool) -> Audit:
         (first_epoch_of_all_seeds, "seeds: 0 to 3 all give the same epoch 0"),
         (last_records_never, "1 records never came in 3 epochs, such as [102]: the same"),
         (skipped_shares, "start: "),
-        (length_of_another_epoch, "len: 111, and [103, 103, 103] came"),
+        (length_of_another_epoch, "len: 1 rank: 111, and [103, 103, 103] came"),
     ],
 )
 def test_public_faults_are_found_before_their_fix_alone(

@@ -1,0 +1,93 @@
+"""Processes that are ended when they hang: one for all of an audit, or one for each rank."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures.process import BrokenProcessPool
+from types import ModuleType
+from typing import Any
+
+from twinfeed.loaders.audit.drawing import Maker, StoppedError, Stream, TimeOverError
+from twinfeed.loaders.support.pool import Pool
+
+_GRACE = 3.0  # seconds that a process has to end by itself
+
+
+def call_in_child(function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float) -> Any:
+    """Return the result of a call in a new process, or None if the arguments are unknown there.
+
+    The main script is not imported, which may have no guard. To import the modules of the arguments
+    takes no part of the seconds.
+    """
+    pool, main = Pool(1), sys.modules["__main__"]
+    try:
+        pickled = pickle.dumps(arguments)
+        sys.modules["__main__"] = ModuleType("__main__")
+        pool.submit(_import, pickled).result()
+    except Exception:
+        pool.__exit__(None)
+        return None
+    finally:
+        sys.modules["__main__"] = main
+    return _results([pool], function, [arguments], seconds + _GRACE)[0]
+
+
+def _import(pickled: bytes) -> None:
+    pickle.loads(pickled)
+
+
+def draw_by_processes(maker: Maker, epochs: range, world_size: int, seconds: float) -> list[Stream]:
+    """Draw epochs by ranks that are joined by gloo, and may use collectives."""
+    pools = [Pool(1) for _ in range(world_size)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/meeting"
+        ranks = [(maker, epochs, rank, world_size, path, seconds) for rank in range(world_size)]
+        return _results(pools, _draw_rank, ranks, seconds)
+
+
+def _draw_rank(
+    maker: Maker, epochs: range, rank: int, world_size: int, path: str, seconds: float
+) -> Stream:
+    from twinfeed.loaders.torch.process_groups import join_group
+
+    maker.until = time.monotonic() + seconds
+    join_group(path, rank, world_size, seconds)
+    return maker.draw(epochs, rank, world_size)
+
+
+def _results(
+    pools: Sequence[Pool],
+    function: Callable[..., Any],
+    calls: list[tuple[Any, ...]],
+    seconds: float,
+) -> list[Any]:
+    """Return the results of calls, one in each pool; StoppedError names the rank that failed."""
+    leave: type[BaseException] | None = KeyboardInterrupt  # then no pool waits for its worker
+    try:
+        jobs = [pool.submit(function, *call) for pool, call in zip(pools, calls, strict=True)]
+        done, hanging = wait(jobs, seconds + _GRACE, FIRST_EXCEPTION)
+        for job in [job for job in jobs if job in done and job.exception()] or hanging:
+            error = job.exception() if job in done else None
+            rank = (
+                f"the process of rank {jobs.index(job)} of {len(jobs)}"
+                if len(jobs) > 1
+                else "the process"
+            )
+            if error is None:
+                raise TimeOverError(f"{rank} hangs")
+            if isinstance(error, BrokenProcessPool):
+                raise StoppedError(f"{rank}: {error}")
+            if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
+                advice = "make must be at the top level of a module, to pickle"
+                raise StoppedError(f"{advice}: {error}")
+            raise StoppedError(str(error))
+        leave = None
+        return [job.result() for job in jobs]
+    finally:
+        for pool in pools:
+            pool.__exit__(leave)
