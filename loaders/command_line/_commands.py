@@ -15,7 +15,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -225,27 +224,18 @@ def run_diff(options: argparse.Namespace) -> int:
 
 def run_audit(options: argparse.Namespace) -> int:
     """Run `twinfeed audit` on a function; return the exit status, 1 if there are faults."""
-    make = load_name(options.make, "make")
-    module = ModuleType(getattr(make, "__module__", "make"))
-    setattr(module, getattr(make, "__name__", "make"), make)
-    # A process imports the file by its name. Here, it is not imported again.
-    imported = sys.modules.setdefault(module.__name__, module)
-    try:
-        result = audit(
-            make,
-            num_records=options.records,
-            labels=None if options.labels is None else _saved_array(options.labels),
-            world_size=options.world,
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            expect=options.expect,
-            ids=options.ids,
-            processes=options.processes,
-            max_seconds=options.seconds,
-        )
-    finally:
-        if imported is module:
-            del sys.modules[module.__name__]
+    result = audit(
+        load_name(options.make, "make"),
+        num_records=options.records,
+        labels=None if options.labels is None else _saved_array(options.labels),
+        world_size=options.world,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        expect=options.expect,
+        ids=options.ids,
+        processes=options.processes,
+        max_seconds=options.seconds,
+    )
     return _print_result(result)
 
 
