@@ -91,33 +91,32 @@ def assign_classes(
     filled = [str(background) if text is None else text for text in texts]
     integers = {text: _as_integer(text) for text in filled}
     names = [text for text, integer in integers.items() if integer is None]
+    listed = {*classes} if isinstance(classes, tuple) else set[str]()
+    unlisted = [text for text in integers if text not in listed]
 
     def first_record(text: str) -> str:
         return f"{where(text)}: {text!r}" if text in texts else f"background={text!r}"
 
-    if classes != "names":
-        listed = set(classes or ())
-        unlisted = [text for text in integers if text not in listed]
-        if unlisted and not names and len(unlisted) == len(integers):
-            _check_spellings(integers, first_record)
-            return np.array([integers[text] for text in filled], np.int64), list(classes or ())
-        if unlisted and classes is not None:
-            bad = sorted(
-                unlisted if classes else names, key=lambda text: integers[text] is not None
-            )
-            listing = f"among the {len(classes)} names of classes=" if classes else "integers"
-            raise ValueError(
-                f"labels are not {listing} ({len(bad)}, first: {first_record(bad[0])}): correct "
-                + ("it, or list the name" if classes else "it; classes=() allows integers alone")
-            )
-        if unlisted and len(names) < len(integers):
-            integer = next(text for text, number in integers.items() if number is not None)
-            raise ValueError(
-                f"{len(integers) - len(names)} of {len(integers)} labels are integers, and this is "
-                f"not: {first_record(names[0])}; an integer: {first_record(integer)}\n"
-                f"{_NAMES_ADVICE}"
-            )
-    ordered = sorted(integers) if classes is None or classes == "names" else list(classes)
+    if classes == "names" or (classes is None and len(names) == len(integers)):
+        ordered = sorted(integers)
+    elif classes is not None and not unlisted:
+        ordered = list(classes)
+    elif not names and len(unlisted) == len(integers):
+        _check_spellings(integers, first_record)
+        return np.array([integers[text] for text in filled], np.int64), list(classes or ())
+    elif classes is None:
+        integer = next(text for text, number in integers.items() if number is not None)
+        raise ValueError(
+            f"{len(integers) - len(names)} of {len(integers)} labels are integers, and this is not:"
+            f" {first_record(names[0])}; an integer: {first_record(integer)}\n{_NAMES_ADVICE}"
+        )
+    else:
+        bad = [text for text in names if text not in listed] or unlisted
+        listing, advice = "integers", "it; classes=() allows integers alone"
+        if classes:
+            listing, advice = f"among the {len(classes)} names of classes=", "it, or list the name"
+        first = f"{len(bad)}, first: {first_record(bad[0])}"
+        raise ValueError(f"labels are not {listing} ({first}): correct {advice}")
     index_of = {name: class_index for class_index, name in enumerate(ordered)}
     return np.array([index_of[text] for text in filled], np.int64), ordered
 

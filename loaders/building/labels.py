@@ -6,13 +6,12 @@ import json
 import os
 import re
 import reprlib
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
 from twinfeed.loaders.formats.example import decode_list, locate, sample_of
@@ -32,7 +31,24 @@ _FIX_FUNCTION_ADVICE = "correct the function, or let it return None for a record
 
 
 @dataclass(frozen=True)
-class FromJson:
+class _Source:
+    """The base of sources that are no field and no function, whose `_value` may be a label."""
+
+    _kind: ClassVar[LabelFrom]
+
+    @property
+    def _name(self) -> str | None:
+        """The values that are not the default ones, joined by a colon."""
+        values = [(getattr(self, field.name), field.default) for field in fields(self)]
+        return ":".join(str(value) for value, default in values if value != default) or None
+
+    def _value(self, record: Record, shard: str, below: str) -> Any:
+        """Return what may be the label of a record of a shard, with a path below the root."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FromJson(_Source):
     """Take the label from a key of a JSON field; dots lead into nested objects.
 
     Without a key, the whole field is the label.
@@ -46,12 +62,20 @@ class FromJson:
     ('cat',)
     """
 
+    _kind = "json"
     field: str
     key: str = ""
 
+    def _value(self, record: Record, shard: str, below: str) -> Any:
+        """Return the value at the path in the field; None if it is missing."""
+        value = _parsed(self.field, json.loads, "JSON", record, shard)
+        for key in self.key.split(".") if self.key else ():
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
 
 @dataclass(frozen=True)
-class FromExample:
+class FromExample(_Source):
     """Take the label from a feature of a `tf.train.Example` that is read as raw bytes, whole.
 
     This is for `example=False` (`--raw`), where an index has one field "data", which a parse
@@ -68,12 +92,18 @@ class FromExample:
     (array([7]), ['data'])
     """
 
+    _kind = "example"
     feature: str
     field: str = "data"
 
+    def _value(self, record: Record, shard: str, below: str) -> Any:
+        """Return the value of the feature; None if it is missing."""
+        features = _parsed(self.field, locate, "an Example", record, shard) or {}
+        return _field_value(features.get(self.feature))
+
 
 @dataclass(frozen=True)
-class FromFolder:
+class FromFolder(_Source):
     """Take the label from a folder of the path below the root: the first, or that at `level`.
 
     The path is a tar sample's key, a loose file's path or a TFRecord shard's. `level` counts the
@@ -95,14 +125,22 @@ class FromFolder:
     ('cat',)
     """
 
+    _kind = "folder"
     level: int = 0
 
     def __post_init__(self) -> None:
         validate.as_int("level", self.level)
 
+    def _value(self, record: Record, shard: str, below: str) -> str | None:
+        """Return the name of the folder, or an `Entry`'s own label; None if there is none."""
+        # A TFRecord usually has no key, but a shard.
+        folders = [n for n in PurePosixPath(record.key or below).parent.parts if n != "/"]
+        found = folders[self.level] if -len(folders) <= self.level < len(folders) else None
+        return (record.label if self.level == 0 else None) or found
+
 
 @dataclass(frozen=True)
-class FromFile:
+class FromFile(_Source):
     r"""Take the label from the name of a loose file, or of a TFRecord or tar shard: a class file.
 
     `pattern` is a regular expression with one group, which is searched for anywhere in the name.
@@ -122,27 +160,30 @@ class FromFile:
     array([17,  4])
     """
 
+    _kind = "file"
     pattern: str
 
     def __post_init__(self) -> None:
-        try:
-            groups = re.compile(self.pattern).groups
-        except (re.error, TypeError) as error:
-            raise ValueError(f"pattern must be a regular expression: {error}") from None
-        if groups != 1 or not isinstance(self.pattern, str):
-            raise ValueError(
-                f"pattern must be a str with one group, the label, as in r'class_(\\d+)', got "
-                f"{self.pattern!r}: write (?:…) for other groups"
-            )
+        with suppress(re.error):
+            if isinstance(self.pattern, str) and re.compile(self.pattern).groups == 1:
+                return
+        raise ValueError(
+            "pattern must be a regular expression with one group, the label, such as "
+            f"r'class_(\\d+)', got {self.pattern!r}: write (?:…) for other groups"
+        )
+
+    def _value(self, record: Record, shard: str, below: str) -> str | None:
+        """Return what the group matches; None if it matches nothing."""
+        file = record.paths[0] if record.paths else shard
+        match = re.search(self.pattern, PurePosixPath(file).name)
+        return (match[1] or None) if match else None
 
 
 class FromTable:
     """Take the labels from a table: a mapping of keys to labels, or a CSV or TSV file.
 
-    - A file has two columns, keys and labels. Or it begins with a line of names, where `key` and
-      `label` name the two columns.
-    - In a file, a number with a fraction, nan or inf is not a label, since other programs write
-      missing values in this way. Classes with such names need a mapping.
+    - A file begins with a line that names the columns. Those called `key` and `label` are taken.
+      A row without a label, also as "nan", is refused.
     - The table must have exactly the records' keys. Extra, missing and repeated keys are refused.
     - Records that are not in the table get the label `background`. With `missing="skip"` these
       records are left out.
@@ -150,6 +191,9 @@ class FromTable:
     >>> FromTable({"a": "cat", "b": "dog"}).labels["b"]
     'dog'
     """
+
+    _kind: LabelFrom = "table"
+    _name: str | None = None
 
     def __init__(self, table: Mapping[str, Label] | str | os.PathLike[str], /) -> None:
         self.labels: dict[str, Any] = (
@@ -208,16 +252,8 @@ def label_of(source: RecordLabel, record: Record, shard: str, below: str) -> Lab
     """
     if isinstance(source, str):
         value = _field_value(record.fields.get(source))
-    elif isinstance(source, FromJson | FromExample):
-        value = _parsed_value(source, record, shard)
-    elif isinstance(source, FromFolder):
-        # An `Entry` may have a label of its own. A TFRecord usually has no key, but a shard.
-        own = record.label if source.level == 0 else None
-        value = own or _folder(record.key or below, source.level)
-    elif isinstance(source, FromFile):
-        file = record.paths[0] if record.paths else shard
-        match = re.search(source.pattern, PurePosixPath(file).name)
-        value = (match[1] or None) if match else None
+    elif isinstance(source, _Source):
+        value = source._value(record, shard, below)
     else:
         value = _call_function(source, record, shard)
     if value is None:
@@ -268,16 +304,8 @@ def label_source(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | 
     """
     if label is None or isinstance(label, str):
         return (None if label is None else "field"), label
-    if isinstance(label, FromJson):
-        return "json", f"{label.field}:{label.key}" if label.key else label.field
-    if isinstance(label, FromFolder):
-        return "folder", str(label.level) if label.level else None
-    if isinstance(label, FromExample):
-        return "example", label.feature
-    if isinstance(label, FromFile):
-        return "file", label.pattern
-    if isinstance(label, FromTable):
-        return "table", None
+    if isinstance(label, _Source | FromTable):
+        return label._kind, label._name
     if callable(label) and not isinstance(label, type):
         return "function", None
     raise TypeError(
@@ -286,21 +314,11 @@ def label_source(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | 
     )
 
 
-def label_options(kind: LabelFrom | None, name: str | None, /) -> list[str]:
-    """Return the options of the command line for a source of labels, by its kind and its name."""
-    if kind in (None, "function"):
-        return []
-    option = {"field": "--label", "table": "--label-table CSV"}.get(kind, f"--label-{kind}")
-    if kind == "folder" and name is not None:
-        option += "-level"
-    return option.split() + ([] if name is None else [name])
-
-
 def label_source_text(source: RecordLabel, /) -> str:
     """Return the name of a source of labels for messages, with the command-line option for it."""
-    if callable(source):
-        return "the function of label="
-    return f"label={source!r} ({shlex.join(label_options(*label_source(source)))})"
+    if isinstance(source, _Source):
+        return f"label={source!r} (--label-{source._kind})"
+    return f"label={source!r} (--label)" if isinstance(source, str) else "the function of label="
 
 
 def label_kind(label: Label, /) -> str:
@@ -360,29 +378,15 @@ def _field_value(field: Range | None) -> Any:
     return values[0] if field.kind != "bytes_list" and len(values) == 1 else values
 
 
-def _folder(path: str, level: int) -> str | None:
-    """Return the name of a folder of a path; None if there is no folder at this level."""
-    folders = [name for name in PurePosixPath(path).parent.parts if name != "/"]
-    return folders[level] if -len(folders) <= level < len(folders) else None
-
-
-def _parsed_value(source: FromJson | FromExample, record: Record, shard: str) -> Any:
-    """Return the value of a feature of an Example, or at a path of JSON; None if it is missing."""
-    field = record.fields.get(source.field)
-    if field is None:
-        return None
+def _parsed(name: str, parse: Callable[[Any], Any], kind: str, record: Record, shard: str) -> Any:
+    """Return the parsed bytes of a field; None if it is missing."""
+    field = record.fields.get(name)
     try:
-        if isinstance(source, FromExample):
-            return _field_value(locate(field.data).get(source.feature))
-        value = json.loads(field.data)
+        return None if field is None else parse(field.data)
     except (ValueError, RecursionError) as error:  # a DataCorruptionError has a `problem`
-        kind = "JSON" if isinstance(source, FromJson) else "an Example"
-        problem = f"field {source.field!r} is not {kind}: {getattr(error, 'problem', error)}"
+        problem = f"field {name!r} is not {kind}: {getattr(error, 'problem', error)}"
         where = location_of(record, shard, field)
         raise DataCorruptionError(problem, **where, advice=_FIX_RECORD_ADVICE) from None
-    for key in source.key.split(".") if source.key else ():
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _call_function(function: LabelFunction, record: Record, shard: str) -> Any:
@@ -401,33 +405,17 @@ def _duplicates(items: Iterable[str]) -> list[str]:
     return [item for item, count in Counter(items).items() if count > 1]
 
 
-def _read_table(path: str) -> dict[str, Label | float]:
-    """Return the labels by key in the first two columns of a file, or those named key and label."""
-    rows = csv_rows(path)
-    columns = (0, 1)
-    names = [name.strip().lower() for name in rows[0]] if rows else []
-    if {"key", "label"} <= set(names):
-        columns = names.index("key"), names.index("label")
-        rows = rows[1:]
-    elif len(names) > 2:
-        raise ValueError(
-            f"{path} has {len(names)} columns: call the columns of keys and labels 'key' and "
-            f"'label' in the first line, got {rows[0]}"
-        )
-    short = [number for number, row in enumerate(rows, 1) if len(row) <= max(columns)]
-    if short:
-        raise ValueError(f"{path}: rows lack a column ({len(short)}, first: row {short[0]})")
-    repeated = _duplicates(row[columns[0]] for row in rows)
-    if repeated:
-        raise ValueError(f"{path}: keys occur twice ({len(repeated)}: {repeated[:5]})")
-    return {row[columns[0]]: _parse_cell(row[columns[1]]) for row in rows}
-
-
-def _parse_cell(text: str) -> Label | float:
-    """Return a label in a table; "0.5", and "nan" for missing, as floats, to be refused."""
-    text = text.strip()
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return text if number.is_integer() else number
+def _read_table(path: str) -> dict[str, str]:
+    """Return the labels by key in the columns of a file that are called key and label."""
+    names, *rows = csv_rows(path) or [[]]
+    names = [name.strip().lower() for name in names]
+    if not {"key", "label"} <= {*names}:
+        raise ValueError(f"{path} must begin with names of columns, key and label, got {names}")
+    key, label = names.index("key"), names.index("label")
+    rows = [[cell.strip() for cell in row] for row in rows]
+    width = max(key, label) + 1
+    bad = [str(row) for row in rows if len(row) < width or row[label] in ("", "nan")]
+    problem = "rows lack a key or a label" if bad else "keys occur twice"
+    if bad := bad or _duplicates(row[key] for row in rows):
+        raise ValueError(f"{path}: {problem} ({len(bad)}, first: {bad[0]})")
+    return {row[key]: row[label] for row in rows}

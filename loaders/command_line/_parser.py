@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
     >>> _ = pack([{"word": b"to"}], folder)
     >>> main(["cat", f"{folder}/data.index", "0"])
     record 0 (data-00000-of-00001.tfrecord, number 0)
-      word: 2 bytes at byte 28, text: to
+      word: 2 bytes, b'to'
     0
     """
     options = _parser().parse_args(arguments)
@@ -252,8 +252,8 @@ shards...                  paths, globs, braces, URLs; or a folder of images
 --out! FOLDER              the folder to create, or the index to replace
 (label where labels come from
 @labels
---label-table TABLE        a CSV or TSV file of keys and labels, with the header key,label or of two
-  columns; a key is that of a tar's sample, of --key, or an image's path without its extension
+--label-table TABLE        a CSV or TSV file of keys and labels, with the header key,label;
+  a key is that of a tar's sample, of --key, or an image's path without its extension
 )
 (
 --classes FILE             the class names, one per line, in order; or an index

@@ -282,7 +282,7 @@ def test_messages_name_the_options_of_the_command(
     write_tar(Path("a.tar"), [("a", some | {"txt": b"1"}), ("b", some)])
     out = ["a.tar", "--out", "x.index", "-q"]
     for words, option in [
-        (["index", *out, "--label-json", "json:lable"], "(--label-json json:lable)"),
+        (["index", *out, "--label-json", "json:lable"], "(--label-json)"),
         (["index", *out, "--label", "json"], "FromJson (--label-json)\n"),
         (["index", *out, "--label-json", "json:v"], "FromJson (--label-json)\n"),
         (["index", *out, "--field", "txt"], "--missing empty"),

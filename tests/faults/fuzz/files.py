@@ -97,7 +97,9 @@ def labels(_: Corpus, draw: random.Random) -> None:
     with TFRecordWriter("m.tfrecord") as records:
         for text in texts:
             records.write(encode({"x": text}))
-    Path("m.csv").write_text("".join(f'{n},"{text}"\n' for n, text in enumerate(texts)))
+    Path("m.csv").write_text(
+        "key,label\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(texts))
+    )
     calls: list[Callable[[], Index]] = [
         lambda: build_index("m.tar", "m.index", label="cls", classes=classes),
         lambda: build_index("m.tar", "m.index", label=from_json, classes=classes),

@@ -31,7 +31,7 @@ class Corpus:
         build_index("a.tar", "x.index", label="cls")
         Path("images/c").mkdir(parents=True)
         Path("images/c/1.png").write_bytes(b"...")
-        Path("labels.csv").write_text("k0,a\nk1,b\n")
+        Path("labels.csv").write_text("key,label\nk0,a\nk1,b\n")
         Path("classes.txt").write_text("c0\nc1\n")
         self.shards = {name: Path(f"a.{name}").read_bytes() for name in ("tfrecord", "tar")}
         self.files = {

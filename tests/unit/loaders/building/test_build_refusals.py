@@ -216,7 +216,7 @@ REFUSED: Refused = [
         for options, lacked, todo in (
             (
                 {"label": "clas"},
-                "a label: label='clas' .--label clas. gives none",
+                "a label: label='clas' .--label. gives none",
                 "--missing skip",
             ),
             (
@@ -329,10 +329,14 @@ REFUSED: Refused = [
             ({"k0": 1, "k1": "cat", "k2": 2, "k3": 2, "k4": 2}, {}, f"{A_LABEL}the table, 'k0': 1"),
         )
     ),
-    (given(matched, "k1,a\nk2,b\nk1,c\n"), ValueError, r"keys occur twice \(1: \['k1'\]"),
-    (given(matched, "k1,a\nk2\n"), ValueError, r"rows lack a column \(1, first: row 2\)"),
-    (given(matched, "a,nan\n"), ValueError, r"not a name or an integer \(first: \('a', nan\)"),
-    (given(matched, "a,fat,cat\n"), ValueError, r"has 3 columns: .* first line, got \['a', 'fat'"),
+    (
+        given(matched, "key,label\nk1,a\nk2,b\nk1,c\n"),
+        ValueError,
+        r"twice \(1, first: k1\)",
+    ),
+    (given(matched, "key,label\nk1,a\nk2\n"), ValueError, r"a label \(1, first: \['k2'\]\)"),
+    (given(matched, "key,label\na,nan\n"), ValueError, r"rows lack a key or a label \(1, first"),
+    (given(matched, "a,fat,cat\n"), ValueError, r"must begin with names of .*\['a', 'fat'"),
     (given(matched, "a," + "x" * 200_000), ValueError, "given is not a table"),
     (given(matched, "a,caf\udce9\n"), ValueError, "given is not a table"),
 ]

@@ -120,7 +120,7 @@ def test_labels_come_from_file_names(tmp_path: Path, names: tuple[str, ...]) -> 
     assert (index.options.label_from, index.options.label) == ("file", pattern)
     other = FromFile("z(.)")
     with pytest.raises(
-        DataCorruptionError, match=r"lacks a label: label=FromFile.* \(--label-file 'z"
+        DataCorruptionError, match=r"lacks a label: label=FromFile.* \(--label-file\)"
     ):
         build_index(shards, tmp_path / "x.index", label=other)
     index = build_index(shards, tmp_path / "x.index", label=other, background=3)
@@ -129,9 +129,7 @@ def test_labels_come_from_file_names(tmp_path: Path, names: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("pattern", [r"\d+", r"(\d)(\d)", "(", "", None, b"(a)", re.compile("(a)")])
 def test_from_file_pattern_must_have_one_group(pattern: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"^pattern must be a (regular expression: |str with one g)"
-    ):
+    with pytest.raises(ValueError, match=r"^pattern must be a regular expression with one group"):
         FromFile(pattern)
 
 
@@ -237,7 +235,7 @@ def test_background_takes_the_kind_of_the_labels(
         shards = [cls_tar(tmp_path / "a.tar", *texts[:2]), cls_tar(tmp_path / "b.tar", texts[2])]
     if way == "table":
         rows = [f"a{n},{text}\n" for n, text in enumerate(texts) if text is not None]
-        (tmp_path / "t.csv").write_text("".join(rows))
+        (tmp_path / "t.csv").write_text("key,label\n" + "".join(rows))
         options["label"] = FromTable(tmp_path / "t.csv")
     if way == "function":
         options["label"] = lambda sample: sample["cls"].decode() if "cls" in sample else None
@@ -278,8 +276,9 @@ def test_label_table_may_be_a_spreadsheet_export(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("\ufeffLabel,Notes, Key\r\ncat,fat,a\r\n", encoding="utf-8")
     assert FromTable(file).labels == {"a": "cat"}
-    file.write_text("\ufeffa,cat\r\n", encoding="utf-8")
-    assert FromTable(file).labels == {"a": "cat"}
+    file.write_text("a,cat\n")
+    with pytest.raises(ValueError, match=r"t\.csv must begin with names of columns, key and label"):
+        FromTable(file)
 
 
 def from_origin(origin: str, root: Path, texts: tuple[str, ...], **options: Any) -> Any:
@@ -365,7 +364,7 @@ def test_culprit_is_named_with_its_shard_and_record(tmp_path: Path) -> None:
     shards, out = tmp_path / "*.tfrecord", tmp_path / "x.index"
     with pytest.raises(ValueError, match=r"not: 1\.tfrecord, record 1 of those kept: '\?'"):
         build_index(shards, out, label="y", missing="skip", fields=[])
-    with pytest.raises(ValueError, match=r"first: 1\.tfrecord, record 1 of those kept: '\?'"):
+    with pytest.raises(ValueError, match=r"integers .*1\.tfrecord, record 1 of those kept: '\?'"):
         build_index(shards, out, label="y", missing="skip", fields=[], classes=())
     write_tfrecord(tmp_path / "1.tfrecord", [{"y": "3"}, {"y": "?"}])
     with pytest.raises(ValueError, match=r"not: 1\.tfrecord, record 1: '\?'"):
