@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import stat
 import struct
 import threading
 import time
@@ -47,10 +46,10 @@ class Disk:
     for an hour.
 
     The file "used" has the total size of all entries. Entries are written, and the total is
-    changed, under a lock of this file. The total grows before an entry is there, and shrinks after
-    one is deleted, so a killed process may leave a total that is too high, but never too low. A
-    process that first finds the cache full counts again. An entry is written as the file "writing"
-    and renamed: the next process overwrites what a killed process has left there.
+    changed, under a lock of this file. The total grows before an entry is there, and stays when one
+    is deleted, so it may be too high, but never too low. A process that finds the cache full counts
+    again. An entry is written as the file "writing" and renamed: the next process overwrites what a
+    killed process has left there.
 
     On a file system without locks, several processes may together exceed the limit for a while.
     """
@@ -93,7 +92,7 @@ class Disk:
         body = data[:length]
         if data[length:] == _TRAILER.pack(length, crc32c(body)):
             return body
-        self.drop(name, length)
+        self.drop(name)
         return None
 
     def put(self, name: str, data: memoryview | bytes, /) -> None:
@@ -111,11 +110,10 @@ class Disk:
         except OSError as error:
             self._warn(error)
 
-    def drop(self, name: str, length: int, /) -> None:
-        """Delete an entry that should have `length` bytes of data."""
-        with self._locked():
-            deleted = min(_delete(self._file(name)), length + _TRAILER.size)
-            self._store_used(self._load_used() - deleted)
+    def drop(self, name: str, /) -> None:
+        """Delete an entry. Its bytes count until the cache is full, and counted anew."""
+        with self._locked(), suppress(OSError):  # deleted already, or a folder
+            self._file(name).unlink()
 
     def _warn(self, error: LoaderError | OSError) -> None:
         """Warn that some bytes are not cached because of this error; later errors do not warn."""
@@ -135,22 +133,36 @@ class Disk:
     def _reserve(self, size: int) -> bool:
         """Add `size` to the total if it fits in the limit, and return whether it does.
 
-        To make room, entries of shards that no run has used for an hour are deleted, the shard that
-        was used least recently first. The caller has the lock.
+        The caller has the lock.
         """
-        used, most = self._load_used(), self._limit - size
-        if used > most and not self.full:
-            if not self._full_until:  # this takes seconds in a large cache, so do it once
-                used = self._recount()
-            for last_use, folder in self._folders():
-                if used > most and last_use < time.time() - _UNUSED_SECONDS:
-                    used -= sum(map(_delete, _entries(folder)))
-                    with suppress(OSError):  # it has files of the user
-                        folder.rmdir()
+        data, most = os.pread(self._used_fd, _USED_BYTES.size, 0), self._limit - size
+        used = _USED_BYTES.unpack(data)[0] if len(data) == _USED_BYTES.size else -1
+        if not 0 <= used <= most and not self.full:
+            used = self._make_room(most)
             if used > most:
                 self._full_until = time.monotonic() + _FULL_SECONDS
-        self._store_used(used + size if used <= most else used)
-        return used <= most
+        fits = bool(0 <= used <= most)
+        os.pwrite(self._used_fd, _USED_BYTES.pack(used + size if fits else used), 0)
+        return fits
+
+    def _make_room(self, most: int) -> int:
+        """Delete what no run has used for an hour, the shard that was used least recently first.
+
+        Stops when there are `most` bytes left, and returns the number of bytes.
+        """
+        with os.scandir(self._folder) as found:
+            shards = [entry for entry in found if _SHARD.fullmatch(entry.name)]
+            folders = [Path(shard) for shard in shards if shard.is_dir(follow_symlinks=False)]
+        files = {folder: _entries(folder) for folder in folders}
+        used = sum(size for sizes in files.values() for size in sizes.values())
+        for last_use, folder in sorted((folder.stat().st_mtime, folder) for folder in folders):
+            if used > most and last_use < time.time() - _UNUSED_SECONDS:
+                for file, size in files[folder].items():
+                    file.unlink(missing_ok=True)
+                    used -= size
+                with suppress(OSError):  # it has files of the user
+                    folder.rmdir()
+        return used
 
     def _file(self, name: str) -> Path:
         """Return the path of the file of an entry."""
@@ -166,44 +178,12 @@ class Disk:
             finally:
                 flock(self._used_fd, fcntl.LOCK_UN)
 
-    def _load_used(self) -> int:
-        """Return the total size of all entries. The caller has the lock."""
-        data = os.pread(self._used_fd, _USED_BYTES.size, 0)
-        used = int(_USED_BYTES.unpack(data)[0]) if len(data) == _USED_BYTES.size else -1
-        return used if used >= 0 else self._recount()
 
-    def _store_used(self, used: int) -> None:
-        """Store the total size of all entries. The caller has the lock."""
-        os.pwrite(self._used_fd, _USED_BYTES.pack(max(0, used)), 0)
-
-    def _recount(self) -> int:
-        """Add up the sizes of all entries."""
-        files = (file for _, folder in self._folders() for file in _entries(folder))
-        return sum(file.stat().st_size for file in files)
-
-    def _folders(self) -> list[tuple[float, Path]]:
-        """Return the folder of each shard and the time of its last use, the oldest first."""
-        with os.scandir(self._folder) as found:
-            shards = [entry for entry in found if _SHARD.fullmatch(entry.name)]
-            folders = [shard for shard in shards if shard.is_dir(follow_symlinks=False)]
-        return sorted((folder.stat().st_mtime, Path(folder)) for folder in folders)
-
-
-def _entries(folder: Path) -> list[Path]:
-    """Return the entries in the folder of a shard."""
-    with suppress(OSError), os.scandir(folder) as found:
+def _entries(folder: Path) -> dict[Path, int]:
+    """Return the size of each entry in the folder of a shard."""
+    with os.scandir(folder) as found:
         files = [file for file in found if file.is_file(follow_symlinks=False)]
-        return [Path(file) for file in files if _ENTRY.fullmatch(file.name)]
-    return []
-
-
-def _delete(file: Path) -> int:
-    """Delete a file; return its size if it was a regular one, or else 0."""
-    with suppress(OSError):  # deleted already, or a folder
-        found = file.lstat()
-        file.unlink()
-        return found.st_size if stat.S_ISREG(found.st_mode) else 0
-    return 0
+        return {Path(file): file.stat().st_size for file in files if _ENTRY.fullmatch(file.name)}
 
 
 def _reason(error: LoaderError | OSError) -> str:

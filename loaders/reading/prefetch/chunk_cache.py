@@ -88,7 +88,7 @@ class ChunkCache:
     def forget(self, file: int, start: int, stop: int, /) -> None:
         """Delete the chunks that contain the bytes [start, stop) of a file from the cache."""
         for number in self._chunks_of_range(file, start, stop):
-            self._disk.drop(*self._entry(file, number))
+            self._disk.drop(self._entry(file, number)[0])
 
     def _chunks_of_range(self, file: int, start: int, stop: int) -> range:
         """Return the numbers of the chunks of a file that contain the bytes [start, stop)."""
