@@ -120,7 +120,7 @@ class _IndexMerger:
         self.field_writers: dict[str, _ColumnWriter] = {}
         self.column_writers: dict[str, _ColumnWriter] = {}
         for name, totals in sorted(stats.fields.items()):
-            width = totals.column_width(stats.num_nonempty_shards)
+            width = stats.column_width(name)
             if width:
                 self.new_column(name, "<f4" if totals.kind == "float_list" else "<i8", width)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,46 +25,6 @@ from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.array_types import Array
 
 
-class FieldTotals:
-    """Totals of a field over all shards, which decide how an index stores the field.
-
-    - `first_shards` maps each kind of the field, such as "bytes", to the first shard with this
-      kind, which an error about different kinds names.
-    - `max_offset` and `max_length` are the largest byte offset and length of the field. The integer
-      types of the index must hold them.
-    - `widths` has the width of the field in each shard: how many numbers every record has, or 0 if
-      records differ. A field with one width everywhere can be a column; `num_shards` counts the
-      shards that have both records and the field.
-    """
-
-    def __init__(self) -> None:
-        self.first_shards, self.widths = dict[str, str](), set[int]()
-        self.max_offset = self.max_length = self.num_shards = 0
-
-    def add(self, stats: FieldStats, path: str, num_records: int) -> None:
-        """Add the statistics of the field in the shard at `path`; a shard without records has no
-        width.
-        """
-        self.first_shards.setdefault(stats.kind, path)
-        self.max_offset = max(self.max_offset, stats.max_offset)
-        self.max_length = max(self.max_length, stats.max_length)
-        if num_records:
-            self.widths.add(stats.column_width)
-            self.num_shards += 1
-
-    @property
-    def kind(self) -> str:
-        """The kind of the field, the same in all shards."""
-        return next(iter(self.first_shards))
-
-    def column_width(self, num_nonempty_shards: int) -> int:
-        """Return the number of values per record, or 0 unless all shards with records have the
-        field.
-        """
-        is_column = len(self.widths) == 1 and self.num_shards == num_nonempty_shards
-        return next(iter(self.widths)) if is_column else 0
-
-
 class IndexStats:
     """Totals over all parts; the parts themselves stay on disk.
 
@@ -72,8 +32,10 @@ class IndexStats:
       `etags` and `sha256s` (32 bytes each) have an item for each shard, in order.
     - `num_excluded` counts all records that are left out, and `num_incomplete_shards` the shards
       that are indexed only up to a bad record.
-    - `fields` has the totals of each field, and `string_sizes` the number of keys and of paths of
-      loose files, with their bytes.
+    - `fields` has the largest offset and length of each field, for the integer types of its rows,
+      `first_shards` the first shard with each of its kinds, for an error, and `widths` the number
+      of shards by the number of values that every record has, or 0 if records differ.
+    - `string_sizes` has the number of keys and of paths of loose files, with their bytes.
     - `mixed_within_shard_features` are the bytes features that have one value in some records of a
       shard, and several in others.
     - `vocabulary` has the label names of all shards, and `first_labels` says where the first
@@ -91,7 +53,9 @@ class IndexStats:
         self.sha256s = bytearray()
         self.num_records = self.num_excluded = self.num_files = 0
         self.num_incomplete_shards = self.num_nonempty_shards = 0
-        self.fields = defaultdict[str, FieldTotals](FieldTotals)
+        self.fields = dict[str, FieldStats]()
+        self.first_shards = defaultdict[str, dict[str, str]](dict)
+        self.widths = defaultdict[str, Counter[int]](Counter)
         self.string_sizes: dict[str, tuple[int, int]] = {}
         self.mixed_within_shard_features: set[str] = set()
         self.vocabulary = Vocabulary()
@@ -124,13 +88,23 @@ class IndexStats:
         self.vocabulary.add(part.label_names)
         self.first_labels = part.first_labels | self.first_labels  # those of earlier parts win
         for name, stats in part.fields.items():
-            self.fields[name].add(stats, part.path, part.num_records)
+            self.first_shards[name].setdefault(stats.kind, part.path)
+            self.widths[name][stats.column_width] += part.num_records > 0
+            before = self.fields.get(name, stats)
+            offset = max(before.max_offset, stats.max_offset)
+            length = max(before.max_length, stats.max_length)
+            self.fields[name] = before._replace(max_offset=offset, max_length=length)
+
+    def column_width(self, name: str) -> int:
+        """Return how many values of a field every record has, or 0 if it is not a column."""
+        widths = +self.widths[name]  # the number of shards with records, by their width
+        width = max(widths, default=0)
+        return width if widths == {width: self.num_nonempty_shards} else 0
 
     def mixed_features(self) -> set[str]:
         """Return the bytes features with one value in some records, and several in others."""
         mixed = set(self.mixed_within_shard_features)
-        for name, totals in self.fields.items():
-            first_shards = totals.first_shards  # the first shard with the feature, by its kind
+        for name, first_shards in self.first_shards.items():
             if first_shards.keys() == {"bytes", "bytes_list"}:
                 mixed.add(name)
             elif len(first_shards) > 1:
@@ -179,7 +153,7 @@ class IndexStats:
                     "feature with key="
                 )
             if "label" in self.fields:
-                raise label_field_error(next(iter(self.fields["label"].first_shards.values())))
+                raise label_field_error(next(iter(self.first_shards["label"].values())))
         else:
             check_one_kind(self.first_labels)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Unpack
 
 from twinfeed.loaders.building._merge import write_index
@@ -29,7 +28,6 @@ from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.index.remote_index import send_index
 from twinfeed.loaders.storage.store import read_only_error
 from twinfeed.loaders.storage.url import Location, parse_location
-from twinfeed.loaders.support.pool import interrupts_deferred
 from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.loaders.support.temporary import temporary_folder, work_folder
 from twinfeed.samplers.validate import counted
@@ -171,14 +169,10 @@ def _build_parts(
 def _run_on(executor: Executor, tasks: Sequence[tuple[BuildPlan, Job, str]]) -> Iterator[None]:
     """Run `build_part` for all tasks on an executor; after an error, cancel those not started."""
     futures = [executor.submit(build_part, *task) for task in tasks]
-    # Not `as_completed`: a KeyboardInterrupt in it may leave locks of the futures locked.
-    done = SimpleQueue[Future[None]]()
     try:
-        with interrupts_deferred():
-            for future in futures:
-                future.add_done_callback(done.put)
-        for _ in futures:
-            yield done.get().result()
+        # In order: a KeyboardInterrupt in `as_completed` may leave locks of the futures locked.
+        for future in futures:
+            yield future.result()
     finally:
         for future in futures:
             future.cancel()
