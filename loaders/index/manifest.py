@@ -74,7 +74,7 @@ def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
         raise error(problem, expected=checksum, found=found)
     try:
         check_manifest(manifest)
-    except (KeyError, TypeError, ValueError) as reason:
+    except (AttributeError, KeyError, TypeError, ValueError) as reason:
         raise invalid_manifest(source, reason) from None
     return manifest
 
@@ -127,22 +127,8 @@ ARRAYS_FOLDER = re.compile(r"columns-[0-9a-f]{16}")
 """The names of folders in an index that contain its arrays."""
 
 
-_TYPES: Mapping[str, Any] = {
-    "arrays": dict,
-    "class_order": str | None,
-    "columns": list,
-    "digests": dict,
-    "fields": list,
-    "fingerprint": str,
-    "folder": str,
-    "options": dict,
-}
-
-
 def check_manifest(manifest: Mapping[str, Any], /) -> None:
     """Raise ValueError, KeyError or TypeError if a value of a manifest is missing or impossible."""
-    for name, of_type in _TYPES.items():
-        _require(name, isinstance(manifest[name], of_type))
     arrays, fields, columns = manifest["arrays"], manifest["fields"], manifest["columns"]
     _require("folder", ARRAYS_FOLDER.fullmatch(manifest["folder"]))
     _require("arrays", len(arrays) <= LIMITS.arrays)
@@ -155,9 +141,10 @@ def check_manifest(manifest: Mapping[str, Any], /) -> None:
     for kind, names in {"fields": [f["name"] for f in fields], "columns": columns}.items():
         _require(kind, all(isinstance(name, str) for name in names))
         _require(kind, len(set(names)) == len(names))
-    has_order = manifest["class_order"] is not None
-    _require("class_order", not has_order or arrays.keys() >= CLASS_ORDER.keys())
-    _require("root", isinstance(manifest["options"]["root"], str | None))
+    _require("fingerprint", isinstance(manifest["fingerprint"], str))
+    order, root = manifest["class_order"], manifest["options"]["root"]
+    _require("class_order", order is None or arrays.keys() >= CLASS_ORDER.keys())
+    _require("class_order or root", isinstance(order, str | None) and isinstance(root, str | None))
 
 
 def _require(name: str, is_valid: object) -> None:

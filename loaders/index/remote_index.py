@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -30,7 +28,7 @@ from twinfeed.loaders.storage.request_pool import request_pool
 from twinfeed.loaders.storage.retries import NETWORK
 from twinfeed.loaders.storage.url import Location, parse_location
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.temporary import make_temporary, remove_temporary
+from twinfeed.loaders.support.temporary import make_temporary, remove_temporary, temporary_folder
 
 _ATTEMPTS = 3
 _UNWRITABLE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS}
@@ -83,9 +81,9 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
     The copy is written to a hidden folder, and renamed when it is complete. Returns None if the
     index was replaced during the download.
     """
-    download_folder = parent_folder / f".{secrets.token_hex(8)}"
-    download_folder.mkdir()
-    try:
+    with temporary_folder(parent_folder) as temporary:
+        download_folder = temporary / "index"
+        download_folder.mkdir()
         manifest = _download_manifest(url, download_folder)
         digest = hashlib.sha256((download_folder / MANIFEST).read_bytes()).hexdigest()[:16]
         copy_folder = parent_folder / digest / "index"
@@ -102,14 +100,9 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
             os.rename(download_folder, copy_folder)
         except OSError:  # another process has created it, or it is damaged
             if not _is_complete(copy_folder, manifest):
-                if copy_folder.is_dir() and not copy_folder.is_symlink():
-                    shutil.rmtree(copy_folder)
-                else:
-                    copy_folder.unlink()
+                os.rename(copy_folder, temporary / "damaged")
                 os.rename(download_folder, copy_folder)
         return copy_folder
-    finally:
-        shutil.rmtree(download_folder, ignore_errors=True)
 
 
 def send_index(path: Path, url: Location, /) -> None:

@@ -138,7 +138,7 @@ MANIFESTS: dict[tuple[Any, ...], tuple[Any, ...]] = {
     ("arrays", "shards", "sha256"): ([], None, 0),
     ("records",): (float("inf"), -1, 1.0, None, [], "3", 1 << 63, 10**15, 29, GONE),
     ("columns",): ([[]], None, "label", [1], ["x", "x"], ["a", "b"]),
-    ("fields",): ([[]], None, "x", {}, [None], [{}], [{"name": []}]),
+    ("fields",): ([[]], None, "x", [None], [{}], [{"name": []}]),
     ("fields", 0, "name"): ([], None, 1),
     ("fields", 0, "kind"): ([], None, 1, "x", True),
     ("fields", 0, "missing"): ([], None, -1, float("inf")),
