@@ -61,14 +61,10 @@ class Disk:
         self._next_mark = self._full_until = 0.0
         make_cache_folder(self._folder)
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            self._used_fd = open_regular(self._folder / "used", flags)
+            with self._locked():
+                pass
         except (LoaderError, OSError) as error:
             raise cache_error(self._folder, f"the file 'used': {_reason(error)}") from error
-
-    def __del__(self) -> None:
-        if hasattr(self, "_used_fd"):
-            os.close(self._used_fd)
 
     @property
     def full(self) -> bool:
@@ -99,20 +95,20 @@ class Disk:
         """Write an entry, if it fits and can be written."""
         file, trailer = self._file(name), _TRAILER.pack(len(data), crc32c(data))
         try:
-            with self._locked():
-                if file.is_file() or not self._reserve(len(data) + len(trailer)):
+            with self._locked() as used:
+                if file.is_file() or not self._reserve(used, len(data) + len(trailer)):
                     return  # another process has written it, or the cache is full
                 file.parent.mkdir(mode=0o700, exist_ok=True)
                 temporary = self._folder / "writing"
                 temporary.unlink(missing_ok=True)  # of a killed process
                 with new_file(file, temporary, sync=False) as out:
                     out.writelines([data, trailer])
-        except OSError as error:
+        except (LoaderError, OSError) as error:
             self._warn(error)
 
     def drop(self, name: str, /) -> None:
         """Delete an entry. Its bytes count until the cache is full, and counted anew."""
-        with self._locked(), suppress(OSError):  # deleted already, or a folder
+        with suppress(LoaderError, OSError), self._locked():  # deleted already, or a folder
             self._file(name).unlink()
 
     def _warn(self, error: LoaderError | OSError) -> None:
@@ -130,19 +126,16 @@ class Disk:
                 with suppress(OSError):  # nothing of this shard is cached
                     os.utime(folder)
 
-    def _reserve(self, size: int) -> bool:
-        """Add `size` to the total if it fits in the limit, and return whether it does.
-
-        The caller has the lock.
-        """
-        data, most = os.pread(self._used_fd, _USED_BYTES.size, 0), self._limit - size
+    def _reserve(self, used_fd: int, size: int) -> bool:
+        """Add `size` to the total if it fits in the limit, and return whether it does."""
+        data, most = os.pread(used_fd, _USED_BYTES.size, 0), self._limit - size
         used = _USED_BYTES.unpack(data)[0] if len(data) == _USED_BYTES.size else -1
         if not 0 <= used <= most and not self.full:
             used = self._make_room(most)
             if used > most:
                 self._full_until = time.monotonic() + _FULL_SECONDS
         fits = bool(0 <= used <= most)
-        os.pwrite(self._used_fd, _USED_BYTES.pack(used + size if fits else used), 0)
+        os.pwrite(used_fd, _USED_BYTES.pack(used + size if fits else used), 0)
         return fits
 
     def _make_room(self, most: int) -> int:
@@ -169,14 +162,15 @@ class Disk:
         return self._folder / f"{name}.chunk"
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the folder against other threads and processes, in the `with` block."""
+    def _locked(self) -> Iterator[int]:
+        """Lock the cache against other threads and processes, and yield the file "used"."""
         with self._lock:
-            flock(self._used_fd, fcntl.LOCK_EX)
+            fd = open_regular(self._folder / "used", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             try:
-                yield
+                flock(fd, fcntl.LOCK_EX)
+                yield fd
             finally:
-                flock(self._used_fd, fcntl.LOCK_UN)
+                os.close(fd)
 
 
 def _entries(folder: Path) -> dict[Path, int]:
