@@ -105,9 +105,8 @@ class Batcher(Closing):
             batch = self.meter.timed("transforming", recipe.batch_function, batch, real)
         if recipe.padded:
             batch = with_padding(batch, request.ids, recipe, self._empty)
-        # A request may have the ids of several steps, which tf.data cuts into batches later. So the
-        # number of ids is divided by the batch size, rounded up.
-        self.meter.batch_done(request.step, max(1, -(-len(request.ids) // recipe.batch_size)))
+        # A request may have the ids of several steps, which tf.data cuts into batches later.
+        self.meter.made(max(1, -(-len(request.ids) // recipe.batch_size)))
         return batch
 
     def table_rows(self, request: Request, /) -> dict[str, Rows]:

@@ -36,7 +36,7 @@ class Adapter:
         # The epoch and step at which this pass starts. When `finish` is called with them, below,
         # the loader's position moves to the next epoch.
         pass_start = loader.run.start_external()
-        loader.meter.start(pass_start.step)
+        loader.meter.start()
         num_batches = len(loader) - pass_start.step
         batch_numbers = count(1)
 

@@ -187,7 +187,7 @@ class Loader(Closing, Generic[B]):
         """End the running pass, and return the epoch and step at which a loop starts a new one."""
         self._end_pass_and_tracking()
         epoch, start = self.run.start_pass()
-        self.meter.start(start)
+        self.meter.start()
         return epoch, start
 
     def _iterate_pass(

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import recipe_of
-from twinfeed.loaders.batches.meter import Meter, StageTimes
+from twinfeed.loaders.batches.meter import Meter
 from twinfeed.loaders.errors import (
     ADVISE_IMPORTABLE,
     LoaderError,
@@ -62,7 +62,7 @@ class _WorkerBatch(NamedTuple):
     """A batch that a worker sends, with the times of its stages."""
 
     batch: Batch
-    times: StageTimes
+    times: dict[str, int]
 
 
 class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raised
@@ -224,7 +224,7 @@ class WorkerBatches(Iterator[Batch]):
         self._dataloader: DataLoader[Any] | None = dataloader
         self._requests = cast(PassRequests, dataloader.sampler)
         self._requests.start, self._requests.cancelled = (epoch, step), False
-        self._meter, self._step = meter, step
+        self._meter = meter
         self._iterator: Any = dataloader._iterator  # an iterator of persistent workers
         self._started = self.any_died = False
 
@@ -255,8 +255,7 @@ class WorkerBatches(Iterator[Batch]):
                 raise batch.error from _WorkerTraceback(batch.traceback)
             finally:
                 del batch
-        self._meter.add(self._step, batch.times)
-        self._step += 1
+        self._meter.add(batch.times)
         return each_tensor(torch.as_tensor, batch.batch)
 
     def cancel(self) -> None:

@@ -494,13 +494,3 @@ def test_close_ends_workers_of_live_iterator(index: Index, persistent: bool) -> 
     assert len(set(multiprocessing.active_children()) - before) == 2
     loader.close()
     assert set(multiprocessing.active_children()) <= before
-
-
-def test_report_measures_how_long_worker_batches_were_ready(index: Index) -> None:
-    """Four of five wait for a loop that takes long over each step."""
-    with TorchLoader(Feed(index, random()), num_workers=1) as loader:
-        for step, _ in enumerate(loader):
-            time.sleep(0.1 if step else 1)  # the worker makes what it may make ahead
-    ready = loader.report().ready
-    assert ready is not None
-    assert ready > 0.25

@@ -1,4 +1,4 @@
-"""The report of a pass: every stage has its time, and waiting differs from being ready."""
+"""The report of a pass: every stage has its time, and waiting differs from making."""
 
 import json
 from typing import Any
@@ -38,17 +38,14 @@ class Clock:
         self.now += round(seconds * 1e9)
 
 
-def test_report_separates_waiting_from_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step waits 2 of 3 seconds. The second batch, made together with the first, is
-    ready 4.4 before the loop asks for it, and comes 0.6 later. The third comes after 1 of 10.
-    """
+def test_report_separates_waiting_from_making(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step waits 2 of 3 seconds, the second 0.6 of 5, and the third 1 of 10."""
     clock = Clock(monkeypatch)
     meter = Meter()
-    meter.start(4)
+    meter.start()
     clock.passes(1)
     asked = clock.now
     meter.timed("reading", clock.passes, 1.5)
-    meter.batch_done(4, 2)
     clock.passes(0.5)
     meter.received(asked)
     assert meter.report().first == 2
@@ -59,7 +56,6 @@ def test_report_separates_waiting_from_ready(monkeypatch: pytest.MonkeyPatch) ->
     clock.passes(9)
     asked = clock.now
     meter.timed("collating", clock.passes, 1)
-    meter.batch_done(6)
     meter.received(asked)
     assert meter.report() == PassReport(
         batches=3,
@@ -68,29 +64,27 @@ def test_report_separates_waiting_from_ready(monkeypatch: pytest.MonkeyPatch) ->
         collating=1.0,
         waiting=pytest.approx(3.6),
         first=pytest.approx(2),
-        ready=pytest.approx(4.4),
     )
-    assert str(meter.report()).splitlines()[1:3] == [
+    assert str(meter.report()).splitlines()[1] == (
         "  the loop waited 3.6 s, 20% of the time, 2.0 s of it for the first batch: "
-        "only the first batch holds it back",
-        "  a batch was ready 1.5 s before the loop asked for it, on average",
-    ]
+        "only the first batch holds it back"
+    )
 
 
 @pytest.mark.parametrize(
     ("report", "line"),
     [
         (
-            PassReport(9, 0.407, waiting=0.0015, first=0.001, ready=0.4),
+            PassReport(9, 0.407, waiting=0.0015, first=0.001),
             "1.5 ms, 0% of the time, 1.0 ms of it for the first batch: data do not hold it back",
         ),
         (
-            PassReport(12, 26.6, waiting=25.5, first=25.4, ready=0.1),
+            PassReport(12, 26.6, waiting=25.5, first=25.4),
             "25.5 s, 96% of the time, 25.4 s of it for the first batch: "
             "only the first batch holds it back",
         ),
         (
-            PassReport(12, 26.6, waiting=25.5, first=2.4, ready=0.1),
+            PassReport(12, 26.6, waiting=25.5, first=2.4),
             "25.5 s, 96% of the time, 2.4 s of it for the first batch: data hold it back",
         ),
     ],
@@ -98,18 +92,6 @@ def test_report_separates_waiting_from_ready(monkeypatch: pytest.MonkeyPatch) ->
 def test_verdict_is_by_time(report: PassReport, line: str) -> None:
     """It was by the number of steps that waited: a short pass seemed slow, a slow start did not."""
     assert str(report).splitlines()[1] == f"  the loop waited {line}"
-
-
-def test_batch_that_is_still_handed_over_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was made early, and took long to be handed over."""
-    clock = Clock(monkeypatch)
-    meter = Meter()
-    meter.start(0)
-    meter.batch_done(0)
-    asked = clock.now
-    clock.passes(5)
-    meter.received(asked)
-    assert meter.report() == PassReport(1, 5.0, waiting=5.0, first=5.0, ready=0.0)
 
 
 def test_failing_stage_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +129,7 @@ def test_decoding_ahead_is_timed(index: Index) -> None:
 def test_each_pass_has_its_own_report(index: Index) -> None:
     fed = Feed(index, BatchSampler(RandomSampler(20, seed=0), batch_size=5))
     with NumpyLoader(fed) as loader:
-        assert loader.report() == PassReport(waiting=0.0, first=0.0, ready=0.0)
+        assert loader.report() == PassReport(waiting=0.0, first=0.0)
         list(loader)
         assert loader.report().batches == 4
         for _ in loader:
@@ -163,22 +145,21 @@ def test_each_pass_has_its_own_report(index: Index) -> None:
 def test_worker_times_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     there, here = Meter(), Meter()
-    here.start(7)
+    here.start()
     there.timed("decoding", clock.passes, 2)
-    there.batch_done(7)
-    here.add(7, there.take())
+    here.add(there.take())
     clock.passes(3)
     here.received(clock.now)
-    assert here.report() == PassReport(1, 5.0, decoding=2.0, waiting=0.0, first=0.0, ready=3.0)
+    assert here.report() == PassReport(1, 5.0, decoding=2.0, waiting=0.0, first=0.0)
     assert there.report().decoding == 0
 
 
 def test_external_pass_reports_no_waiting() -> None:
     meter = Meter()
-    meter.start(0)
+    meter.start()
     meter.end()
     meter.start_external()
-    meter.batch_done(0, 3)
+    meter.made(3)
     report = meter.report()
     assert (report.batches, report.waiting, report.first) == (3, None, None)
     assert "not known" in str(report)
