@@ -55,7 +55,7 @@ def several_labels(classes: int) -> None:
     record, label = np.divmod(
         np.unique(record * classes + random.integers(0, classes, len(record))), classes
     )
-    lists = np.searchsorted(record, np.arange(N + 1)), label
+    lists = np.split(label, np.searchsorted(record, np.arange(1, N)))
     sampler, made = timed(lambda: PKBatchSampler(lists, p=16, k=4, seed=0, small="drop"))
     together = timed(lambda: sampler.batches(0, 0, 1000))[1]
     single = []  # milliseconds of processor time: other programs take no part in them

@@ -17,7 +17,7 @@ from twinfeed.samplers.class_order import ClassOrder, super_class_order
 from twinfeed.samplers.distinct_groups import by_group, group_numbers
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep
 from twinfeed.samplers.label_arrays import labels_of
-from twinfeed.samplers.label_lists import check_class_pairs, class_order_of_lists, label_lists
+from twinfeed.samplers.label_lists import class_order_of_lists, label_lists
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Array, Bools, Int64s, Integers
 
@@ -35,11 +35,11 @@ class PKBatchSampler(BatchStream):
 
     Args:
         labels: the label of each record (int or str), an index or a source that has them, or a
-            `ClassOrder`. Or a list of labels for each record, also as two arrays, (offsets,
-            labels): record i then has `labels[offsets[i]:offsets[i + 1]]`. A record comes once in a
-            batch, for one of its classes. If two classes of a batch draw the same record, the
-            larger class takes its next free record. The counts of records may then differ by more
-            than 1. Other batches do not change.
+            `ClassOrder`. Or a list of labels for each record: a record comes once in a batch, for
+            one of its classes. If two classes of a batch draw the same record, the larger class
+            takes its next free record. The counts of records may then differ by more than 1. Other
+            batches do not change. A batch of classes that share too many records is an error when
+            it is drawn.
         p: classes of a batch: a number, or a schedule by training step (`epoch * len + step`). A
             change of p restarts the rotation of classes and of records.
         k: records of each class: a number, or a schedule such as `k={0: 2, 1000: 3}`. A change of k
@@ -140,8 +140,6 @@ class PKBatchSampler(BatchStream):
             **groups,
         }
         self._check_p(int(super_classes.sizes[-1]) if super_classes else len(classes))
-        if class_labels is not None:
-            check_class_pairs(classes, class_labels, shape.largest_k)
         if coverage is None:
             options = order_within == "stored", class_labels, self._members
             self._source = FairBatches(classes, super_classes, shape, seed, *options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 
 from twinfeed.samplers.types import Int64s
 
@@ -29,48 +29,34 @@ def replace_duplicates(
         for column, record in enumerate(batch[row].tolist()):
             if cell_of.setdefault(record, (row, column)) != (row, column):
                 duplicates.append((row, column))
-    for duplicate in duplicates:
-        replacements = _augmenting_path(duplicate, cell_of, candidates)
-        if replacements is None:
-            return duplicate[0]
-        for cell, record in replacements.items():
-            cell_of[record] = cell
-            batch[cell] = record
+    for cell in duplicates:
+        if not _replace(cell, batch, cell_of, candidates, set()):
+            return cell[0]
     return None
 
 
-def _augmenting_path(
-    start: _Cell, cell_of: Mapping[int, _Cell], candidates: Callable[[int], Iterable[int]]
-) -> dict[_Cell, int] | None:
-    """Find a record for the cell `start` of a batch, by moving records of other cells if necessary.
+def _replace(
+    cell: _Cell,
+    batch: Int64s,
+    cell_of: dict[int, _Cell],
+    candidates: Callable[[int], Iterable[int]],
+    visited: set[_Cell],
+) -> bool:
+    """Give a cell a record that is in no cell, or that of a cell which finds another in turn.
 
-    A cell is the (row, column) of a record in a batch, `cell_of` has the cell of each record, and a
-    row may have any of the records `candidates(row)`. If one of them is in no cell, `start` gets
-    it. Otherwise it gets the record of a cell in another row, that cell gets the record of a third
-    cell, and so on, until a cell gets a record that was in no cell. This is an augmenting path of a
-    bipartite matching (Kuhn, "The Hungarian method for the assignment problem", 1955).
-
-    Returns:
-        The new record of each cell that changes; None if there is no record for `start`.
+    This is an augmenting path of a bipartite matching (Kuhn, "The Hungarian method for the
+    assignment problem", 1955). Return False if there is none.
     """
-    # A depth-first search, without recursion, as the path may have many cells.
-    path = {start: -1}  # the cells of the path in order, each with its new record
-    # For each cell that was visited, an iterator over the candidates that were not tried yet.
-    untried: dict[_Cell, Iterator[int]] = {}
-    while path:
-        cell = next(reversed(path))
-        row = cell[0]
-        if cell not in untried:  # the first visit
-            free_record = next((r for r in candidates(row) if r not in cell_of), None)
-            if free_record is not None:
-                return {**path, cell: free_record}
-            untried[cell] = iter(candidates(row))
-        # Take the next candidate whose cell was not visited. One of the same row is no help: the
-        # row would have it twice.
-        usable = (r for r in untried[cell] if cell_of[r][0] != row and cell_of[r] not in untried)
-        path[cell] = next(usable, -1)
-        if path[cell] < 0:  # a dead end: go back to the cell before it
-            del path[cell]
-        else:
-            path[cell_of[path[cell]]] = -1
-    return None
+    row = cell[0]
+    visited.add(cell)
+    new = next((r for r in candidates(row) if r not in cell_of), None)
+    if new is None:  # one of the same row is no help: the row would have it twice
+        for record in candidates(row):
+            other = cell_of[record]
+            is_usable = other[0] != row and other not in visited
+            if is_usable and _replace(other, batch, cell_of, candidates, visited):
+                new = record
+                break
+    if new is not None:
+        cell_of[new], batch[cell] = cell, new
+    return new is not None
