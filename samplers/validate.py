@@ -28,18 +28,40 @@ _TRAINER_ADVICE = (
     "rank sampler.shard(rank, world_size))"
 )
 
+_SAMPLER = "the sampler has it, as in BatchSampler({}, batch_size=32{})"
+_SHUFFLED = _SAMPLER.format("RandomSampler(dataset, seed=0)", "")
+_DROP_LAST = _SAMPLER.format("sampler", ", last_batch='drop'")
+_FEED = "the feed has it: Feed(index, sampler{})"
+_LOADER = "the loader has it, as in TorchLoader(feed, {}=…)"
+
+# What options of torch's DataLoader and of tf.data are called here.
+_OPTION_HINTS = {
+    "batch_size": _SAMPLER.format("sampler", ""),
+    **dict.fromkeys(("drop_last", "drop_remainder"), _DROP_LAST),
+    **dict.fromkeys(("shuffle", "seed", "generator"), _SHUFFLED),
+    **dict.fromkeys(("sampler", "batch_sampler"), _FEED.format("")),
+    "transform": _FEED.format(", transform=…"),
+    "collate_fn": "the feed has it: collate= for fields, batch_transform= for a whole batch",
+    **{name: _LOADER.format(name) for name in ("device", "prefetch", "threads")},
+    "num_workers": "TorchLoader(feed, num_workers=4) has processes, other loaders have threads=",
+    "pin_memory": "leave it out: batches come through pinned memory where device= is a GPU",
+}
+
 LIMIT = 1 << 62  # above every size and sum: int64 holds the sum of two
 
 
 def show_call(call: str, /, **hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function so that its TypeErrors for wrong arguments show how to call it.
 
-    `hints` has the advice by name for options that the function does not have, such as those of
-    other libraries. For any other unknown option, the most similar one is named.
+    `hints` has the advice by name for options that the function does not have; a function of
+    loaders has that for options of other libraries too. For any other unknown option, the most
+    similar one is named.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         accepted = signature(function)
+        if function.__module__.startswith("twinfeed.loaders"):
+            hints.update(_OPTION_HINTS | hints)
         parameters = accepted.parameters.values()
         options = [
             p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name != "self"

@@ -106,7 +106,7 @@ class Batcher(Closing):
         if recipe.padded:
             batch = with_padding(batch, request.ids, recipe, self._empty)
         # A request may have the ids of several steps, which tf.data cuts into batches later.
-        self.meter.made(max(1, -(-len(request.ids) // recipe.batch_size)))
+        self.meter.count_batches(max(1, -(-len(request.ids) // recipe.batch_size)))
         return batch
 
     def table_rows(self, request: Request, /) -> dict[str, Rows]:

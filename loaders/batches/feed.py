@@ -34,7 +34,6 @@ from twinfeed.loaders.reading.side_table import check_table
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.display import html_table, short_repr
-from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import a_type, counted
 
@@ -117,7 +116,7 @@ class Feed:
 
     _is_complete = False  # whether no attribute may be set any more
 
-    @validate.show_call("Feed(index, sampler, transform=…)", **OPTION_HINTS)
+    @validate.show_call("Feed(index, sampler, transform=…)")
     def __init__(
         self,
         index: Source | Any,

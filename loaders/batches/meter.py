@@ -127,7 +127,7 @@ class Meter:
             with self._lock:
                 self._times[stage] += elapsed
 
-    def made(self, num_batches: int) -> None:
+    def count_batches(self, num_batches: int) -> None:
         """Count batches that were made just now, unless `received` will count them."""
         if not self._measures_loop:
             with self._lock:

@@ -10,14 +10,13 @@ from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.index.sizes import record_bytes
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Ids
-from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.samplers import ShardShuffleSampler, SubsetSampler, validate
 
 _MAX_BLOCK_BYTES = 1 << 22
 _MAX_OPEN_BLOCKS = 128
 
 
-@validate.show_call("shuffled(index, seed=0)", **OPTION_HINTS)
+@validate.show_call("shuffled(index, seed=0)")
 def shuffled(
     index: Index,
     /,

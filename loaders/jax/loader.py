@@ -15,7 +15,6 @@ from twinfeed.loaders.feed.collate import is_string, mode_of
 from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.samplers import validate
 
 
@@ -59,7 +58,7 @@ class JaxLoader(ThreadedLoader[B]):
     [1 3] [1. 3.]
     """
 
-    @validate.show_call("JaxLoader(feed)", **OPTION_HINTS)
+    @validate.show_call("JaxLoader(feed)")
     def __init__(
         self,
         feed: Feed,

@@ -21,7 +21,6 @@ from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedules
 from twinfeed.loaders.reading.source import FieldReader, reader_of
 from twinfeed.loaders.support import system
-from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.samplers import validate
 
 S = TypeVar("S")
@@ -102,7 +101,7 @@ class FeedLoader(Loader[B]):
 class ThreadedLoader(FeedLoader[B]):
     """The base class of loaders whose batches are made by threads of this process, in order."""
 
-    @validate.show_call("NumpyLoader(feed)", **OPTION_HINTS)
+    @validate.show_call("NumpyLoader(feed)")
     def __init__(
         self,
         feed: Feed,

@@ -9,7 +9,6 @@ import tensorflow as tf
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.loop.feed_loader import FeedLoader, resolve_prefetch
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.loaders.tensorflow._batch_source import BatchSource
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader
 from twinfeed.loaders.tensorflow._pipeline import dataset_of
@@ -67,7 +66,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     2
     """
 
-    @validate.show_call("TensorFlowLoader(feed)", **OPTION_HINTS)
+    @validate.show_call("TensorFlowLoader(feed)")
     def __init__(
         self,
         feed: Feed,

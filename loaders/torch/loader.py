@@ -23,7 +23,6 @@ from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.feed_loader import PREFETCH, ThreadedLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.support.option_hints import OPTION_HINTS
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, copier_for, torch_device
 from twinfeed.loaders.torch._sharing import check_descriptors, check_semaphores
@@ -103,7 +102,7 @@ class TorchLoader(ThreadedLoader[B]):
     _adapter = _Adapter
     _not_copied = ("_current_pass", "_workers")
 
-    @validate.show_call("TorchLoader(feed)", **OPTION_HINTS)
+    @validate.show_call("TorchLoader(feed)")
     def __init__(
         self,
         feed: Feed,

@@ -52,9 +52,9 @@ def _replace(
     new = next((r for r in candidates(row) if r not in cell_of), None)
     if new is None:  # one of the same row is no help: the row would have it twice
         for record in candidates(row):
-            other = cell_of[record]
-            is_usable = other[0] != row and other not in visited
-            if is_usable and _replace(other, batch, cell_of, candidates, visited):
+            holder = cell_of[record]
+            is_usable = holder[0] != row and holder not in visited
+            if is_usable and _replace(holder, batch, cell_of, candidates, visited):
                 new = record
                 break
     if new is not None:

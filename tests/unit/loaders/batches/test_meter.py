@@ -159,7 +159,7 @@ def test_external_pass_reports_no_waiting() -> None:
     meter.start()
     meter.end()
     meter.start_external()
-    meter.made(3)
+    meter.count_batches(3)
     report = meter.report()
     assert (report.batches, report.waiting, report.first) == (3, None, None)
     assert "not known" in str(report)
