@@ -73,12 +73,14 @@ class Results:
         self._added: list[Part] = []
 
     def __repr__(self) -> str:
-        columns = "".join(f", {name} {kind}" for name, kind in _columns(self.part()).items())
+        columns = ", ".join(("", *_names(self.part())))
         return f"<Results: {len(self.part()):,} of {len(self._ids):,} records{columns}>"
 
     def _repr_html_(self) -> str:
         title = f"Results: {len(self.part()):,} of {len(self._ids):,} records"
-        return html_table(title, _columns(self.part()).items())
+        return html_table(
+            title, [(name, str(self.part().dtype[name])) for name in _names(self.part())]
+        )
 
     def add(self, ids: Any, /, **results: Any) -> None:
         """Add the results of one batch.
@@ -91,9 +93,9 @@ class Results:
                 or nested tensor, or a list that has an array for each id.
 
         Raises:
-            ValueError: a result does not have a row for each id, or has another name, dtype or
-                shape than in the last batch; or no dtype can hold all values of a list.
-            TypeError: a masked array, or objects.
+            ValueError: a result does not have a row for each id, or has another shape or kind of
+                values than in the last batch.
+            TypeError: objects, masked values, or other names than in the last batch.
             IndexError: an id below -1, or one that is not below the number of sample ids.
         """
         ids = checks.as_ids(_as_plain_array("ids", ids))
@@ -107,8 +109,8 @@ class Results:
         rows = np.empty(len(ids), [(name, c.dtype, c.shape[1:]) for name, c in columns])
         for name, column in columns:
             rows[name] = column
-        # Called only because it raises ValueError if this batch does not fit the last one, which
-        # the user should see now, and not in `gather`. The first row of each batch is enough.
+        # Called only because it raises an error if this batch does not fit the last one, which the
+        # user should see now, and not in `gather`. The first row of each batch is enough.
         _concatenate(batch[:1] for batch in (*self._added[-1:], rows))
         self._added.append(rows[real])
 
@@ -133,7 +135,8 @@ class Results:
 
         Raises:
             LoaderError: some ids of the pass have no result, or several. Every rank raises it.
-            ValueError: results of several ranks or batches differ in name, dtype or shape.
+            ValueError: results of several ranks or batches differ in their kind of values or shape.
+            TypeError: they differ in name.
         """
         parts = [self.part()] if all_gather is None else [*all_gather(self.part())]
         rows = _concatenate(parts)
@@ -153,9 +156,7 @@ class Results:
                 advice="add every batch of one ExactOnceBatchSampler pass on each rank",
             )
         order = first_rows[np.searchsorted(ids, self._ids)]  # the row of each id, in their order
-        return {
-            name: _result_of(rows[name][order]) for name in rows.dtype.names or () if name != "id"
-        }
+        return {name: _result_of(rows[name][order]) for name in _names(rows)}
 
     def save(self, path: str | os.PathLike[str], /) -> None:
         """Write the results that this rank has added to a file, for `load`.
@@ -176,7 +177,7 @@ class Results:
         # `part` returns the rows that this rank has added: an array with a column for each result.
         rows, file, run = self.part(), io.BytesIO(), json.dumps(self._run)
         arrays: dict[str, Any] = {"n": self._num_ids, "only": self._ids, "run": run}
-        for name in rows.dtype.names or ():
+        for name in rows.dtype.names or ():  # "id" too
             result = _result_of(rows[name])
             if isinstance(result, Ragged):
                 arrays[f"lengths {name}"] = result.lengths
@@ -231,38 +232,32 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
 
 
 def _concatenate(parts: Iterable[Part]) -> Part:
-    """Join the rows of several batches or ranks; refuse differing dtypes, which numpy would mix."""
+    """Join the rows of several batches or ranks."""
     nonempty = [part for part in parts if len(part)] or [np.zeros(0, [("id", np.int64)])]
-    first = _columns(nonempty[0])
-    for part in nonempty[1:]:
-        if _columns(part) != first:
-            raise ValueError(
-                f"results must have the same names, dtypes and shapes in all batches, got {first} "
-                f"and {_columns(part)}: convert them before `add`"
-            )
-    return np.concatenate(nonempty)
+    rows = np.concatenate(nonempty)
+    for name in _names(rows):
+        _check_kinds(part[name] for part in nonempty)
+    return rows
 
 
-def _columns(part: Part) -> dict[str, str]:
-    """Return the name of each result, and its dtype and shape as text."""
-    return {name: _dtype_text(part[name]) for name in part.dtype.names or () if name != "id"}
+def _names(part: Part) -> list[str]:
+    """Return the names of the results."""
+    return [name for name in part.dtype.names or () if name != "id"]
 
 
-def _dtype_text(column: Array) -> str:
-    """Return the dtype of a column and the shape of its rows, as "ragged float32 of shape ('…',
-    3)".
-    """
-    ragged = column.dtype.hasobject and len(column) > 0
-    rows = np.asarray(column[0]) if ragged else column
-    dtype = {"S": "byte strings", "U": "text"}.get(rows.dtype.kind, rows.dtype.name)
-    shape = ("…", *rows.shape[1:])[0 if ragged and rows.ndim else 1 :]
-    return f"{'ragged ' * ragged}{dtype}{f' of shape {shape}' if shape else ''}"
+def _check_kinds(arrays: Iterable[Array]) -> None:
+    """Refuse arrays of several kinds, such as integers and floats, which numpy would convert."""
+    kinds = {array.dtype.kind: array.dtype for array in arrays}
+    if len(kinds) > 1:
+        text = " and ".join(map(str, kinds.values()))
+        raise ValueError(f"a result must have one kind of values, got {text}: convert it for `add`")
 
 
 def _result_of(column: Array) -> Array | Ragged:
     """Return a column of a structured array as the user gets it; objects become a `Ragged`."""
     if not column.dtype.hasobject:
         return column
+    _check_kinds(column)
     return Ragged(np.concatenate(column), np.array([len(row) for row in column], np.int64))
 
 
@@ -276,31 +271,16 @@ def _as_column(name: str, value: Any) -> Array:
     elif not isinstance(value, (list, tuple)) or not any(getattr(r, "ndim", 0) for r in value):
         return _as_plain_array(name, value)
     rows = [np.array(_as_plain_array(name, row)) for row in value]
-    column = np.fromiter(rows, object, len(rows))  # np.array would stack rows of equal length
-    if len({_dtype_text(column[row : row + 1]) for row in range(len(rows))}) > 1:
-        raise ValueError(f"the rows of {name} may only differ in length")
-    return column
+    return np.fromiter(rows, object, len(rows))  # np.array would stack rows of equal length
 
 
 def _as_plain_array(name: str, value: Any) -> Array:
-    """Return an array, a tensor on any device, or a list of values as a numpy array.
-
-    numpy gives the values of a list one dtype, which may change a value, such as 1 beside "a", or
-    bytes that end with a zero. So the result is compared with the list.
-    """
-    items = value if isinstance(value, (list, tuple)) else ()
-    if any(isinstance(item, np.ma.MaskedArray) for item in (value, *items)):
-        raise TypeError(f"{name} is masked: fill it, or add values and mask as two results")
+    """Return an array, a tensor on any device, or a list of values as a numpy array."""
     array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
     if array.dtype.hasobject:  # as TensorFlow has for strings
-        items = array.tolist()
-        array = np.array(items)
-    if array.dtype.hasobject:
-        raise TypeError(f"{name} must be numbers or strings, got objects")
-    for kept, original in zip(array.ravel().tolist(), np.array(items, "O").flat, strict=False):
-        item = original.item() if hasattr(original, "item") else original
-        if kept != item and item == item:  # a NaN differs from itself, and is allowed
-            raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
+        array = np.array(array.tolist())
+    if array.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be numbers or strings, got objects or masked values")
     # numpy's code 2 means a dtype of another package, such as bfloat16 of ml_dtypes, which
     # cannot be saved to a file.
     return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array

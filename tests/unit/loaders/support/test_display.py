@@ -101,7 +101,7 @@ SHOWN: dict[str, tuple[Callable[[Index], object], str]] = {
         lambda index: SideTable(index.path.parent / "t.npy"),
         "<SideTable '{path}/t.npy': float64[7, 2]>",
     ),
-    "results": (results, "<Results: 2 of 7 records, score float64, word text>"),
+    "results": (results, "<Results: 2 of 7 records, score, word>"),
 }
 
 
