@@ -17,8 +17,7 @@ import numpy.typing as npt
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.prefetch.block_uses import most_open
-from twinfeed.loaders.support.array_types import Array, Int64s
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import (
     BatchStream,
@@ -27,7 +26,7 @@ from twinfeed.samplers import (
     simulate_shuffle_buffer,
 )
 from twinfeed.samplers.diagnostics import plot_order
-from twinfeed.samplers.validate import a_type, counted
+from twinfeed.samplers.validate import a_type
 
 with requires_extra("twinfeed.loaders.pictures", "pictures"):
     from matplotlib.figure import Figure
@@ -87,20 +86,17 @@ def plot_mixing(
         raise TypeError("streams must be streams by name, such as {'uniform': sampler}")
     sizes = [stream.batch_size for stream in streams.values() if isinstance(stream, BatchStream)]
     size = max(sizes, default=64)
-    found, costs = {}, {}
+    found = {}
     for name, stream in streams.items():
         batch_size = None if isinstance(stream, BatchStream) else size
         found[name] = diagnose(
             stream, epoch=epoch, batch_size=batch_size, num_records=num_records, labels=labels
         )
-        if isinstance(stream, (BatchStream, Sampler)):
-            costs[name] = _describe_reading(found[name].order, stream, epoch)
     records = next(iter(found.values())).records
     for buffer in buffers:
         name = f"shuffle({buffer:,}), simulated"
         order = simulate_shuffle_buffer(records, buffer_size=buffer, seed=0)
         found[name] = diagnose(order, batch_size=size, labels=labels)
-        costs[name] = ["reads in stored order", f"keeps {counted(buffer, 'record')}"]
     classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
     rows = 1 if classes is None else 2
     figure = _Picture(figsize=(3.4 * len(found) + 0.4, 2.7 * rows + 1.3), layout="constrained")
@@ -113,35 +109,10 @@ def plot_mixing(
         lines = [f"moves records {diagnosis.displacement.ratio:.0%} as far as uniform"]
         for group, measure in diagnosis.distinct.items():
             lines.append(f"{measure.value:.1f} {group} a batch, uniform {measure.uniform:.1f}")
-        text = ["position in the epoch", "", *lines, *costs.get(name, [])]
-        column[-1].set_xlabel("\n".join(text))
+        column[-1].set_xlabel("\n".join(["position in the epoch", "", *lines]))
     for axes, quantity in zip(grid[:, 0], ("record number", "class"), strict=False):
         axes.set_ylabel(quantity)
     return figure
-
-
-def _describe_reading(ids: Int64s, stream: BatchStream | Sampler, epoch: int) -> list[str]:
-    """Return lines that say how many records a sampler reads in a row, and how many stay in memory.
-
-    `ids` are the record ids of an epoch, in order. A sampler may read blocks, consecutive records
-    of a shard. A block is open, and stays in memory, from its first to its last record in `ids`.
-    """
-    if stream.traits.reads_blocks:
-        # For each record of `ids`, its block: the first record, and the record after the last.
-        first, stop = stream.spans(ids, epoch)
-        sizes = stop - first
-        # For each block, the position in `ids` of its first record, where it is opened, and the
-        # position after its last record, where it is closed. For example, `first` is [0, 9, 0]:
-        # block 0 is opened at 0 and closed at 3, block 9 is opened at 1 and closed at 2.
-        # `np.unique` finds the first position of each block, and in reversed order the last one.
-        _, opened_at = np.unique(first, return_index=True)  # [0, 1]
-        _, reversed_positions = np.unique(first[::-1], return_index=True)  # [0, 1]
-        closed_at = len(ids) - reversed_positions  # [3, 2]
-        max_kept = most_open(opened_at, closed_at, sizes[opened_at])  # records at a time
-        block, buffered = counted(round(float(sizes.mean())), "record"), counted(max_kept, "record")
-        return [f"reads about {block} in a row", f"keeps {buffered} of open blocks"]
-    images = stream.traits.max_cached  # how many decoded images are cached; None: no cache
-    return ["keeps " + ("no record" if images is None else counted(images, "decoded image"))]
 
 
 def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:

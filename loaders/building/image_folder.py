@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from twinfeed.loaders.errors import ShardWarning
@@ -20,17 +20,14 @@ SYSTEM_FOLDERS = frozenset(
 """Folders that macOS, Synology, QNAP, Windows and Linux put beside files: no class is called so."""
 
 
-def list_images(
-    root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE_EXTENSIONS
-) -> list[Entry]:
+def list_images(root: str | os.PathLike[str], /) -> list[Entry]:
     """List the images of a directory tree, one record each, labelled by their folder below `root`.
 
     The label is the first folder of the path, as in torchvision's ImageFolder. A file of `root`
     itself has no label. The key is the path without its extension. Where two files differ only in
     the extension, their keys keep the extension. Hidden files, indexes, `SYSTEM_FOLDERS` and other
-    extensions (compared in lower case) are left out. Links to folders are not followed. A
-    ShardWarning counts the files that are not images, the system's folders, and the links within
-    folders, unless the caller names extensions.
+    files than images are left out. Links to folders are not followed. A ShardWarning counts the
+    files that are not images, the system's folders, links to folders, and folders without files.
 
     Raises:
         FileNotFoundError: a missing root.
@@ -43,10 +40,9 @@ def list_images(
     ...     list_images(root)
     [Entry(key='cat/1', paths={'image': 'cat/1.jpg'}, label='cat')]
     """
-    wanted = {extension.lower().lstrip(".") for extension in extensions}
     files = _files_below(root)
-    paths = [path for path in files if os.path.splitext(path)[1][1:].lower() in wanted]
-    if extensions is IMAGE_EXTENSIONS and len(paths) < len(files):
+    paths = [path for path in files if os.path.splitext(path)[1][1:].lower() in IMAGE_EXTENSIONS]
+    if len(paths) < len(files):
         ignored = sorted(set(files).difference(paths))
         warnings.warn(
             f"files below {os.fspath(root)} are not images and are left out ({len(ignored)}, "
@@ -70,41 +66,21 @@ def image_entries(paths: Sequence[str], /) -> list[Entry]:
     ]
 
 
-def warn_of_empty_folders(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> None:
-    """Warn of folders directly in `root`, and links to folders, that contain no entry."""
-    labels = {entry.label for entry in entries} - {None}
-    empty = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in labels]
-    names = sorted(path.name for path in empty if not _is_hidden(path.name) and not is_index(path))
-    if labels and names:
-        warnings.warn(
-            f"class folders without images below {os.fspath(root)} ({len(names)}: "
-            f"{', '.join(names[:5])}), so they are not classes; links to folders are not followed",
-            ShardWarning,
-            stacklevel=5,
-        )
-
-
 def _files_below(root: str | os.PathLike[str]) -> list[str]:
-    """Return the sorted paths of the files below `root`, and of folders left out ("a/more/").
-
-    Links in `root` itself are not listed, since `warn_of_empty_folders` names them.
-    """
+    """Return the sorted paths of the files below `root`, and of folders left out ("a/more/")."""
     paths = []
     for folder, folders, names in os.walk(root, onerror=_raise):
         left_out = [f"{name}/" for name in folders if name in SYSTEM_FOLDERS]
-        visible = [name for name in folders if not _is_hidden(name)]
-        # `os.walk` descends only into the folders that stay in its list.
-        folders[:] = [name for name in visible if not is_index(Path(folder, name))]
+        visible = [n for n in folders if not n.startswith(".") and n not in SYSTEM_FOLDERS]
+        left_out += [f"{name}/" for name in visible if Path(folder, name).is_symlink()]
         relative = os.path.relpath(folder, root)
         prefix = "" if relative == "." else f"{relative}/"  # "" for `root` itself
-        left_out += [f"{name}/" for name in folders if prefix and Path(folder, name).is_symlink()]
+        if prefix and not folders and not names:
+            left_out.append("")
+        # `os.walk` descends only into the folders that stay in its list.
+        folders[:] = [name for name in visible if not is_index(Path(folder, name))]
         paths += [prefix + name for name in names + left_out if not name.startswith(".")]
     return sorted(paths)
-
-
-def _is_hidden(name: str) -> bool:
-    """Return whether a folder holds no records, by its name."""
-    return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 def _raise(error: OSError) -> None:

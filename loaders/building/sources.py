@@ -9,11 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from twinfeed.loaders.building.image_folder import (
-    image_entries,
-    list_images,
-    warn_of_empty_folders,
-)
+from twinfeed.loaders.building.image_folder import image_entries, list_images
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.files import Entry
@@ -169,9 +165,7 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
     if isinstance(shards, (str, os.PathLike)):
         if is_url(os.fspath(shards)) or not os.path.isdir(shards):
             return None
-        entries = list_images(shards)
-        warn_of_empty_folders(shards, entries)
-        return entries
+        return list_images(shards)
     # A feed is not iterable, and `set_epoch` is a method of loaders and samplers.
     is_loader = hasattr(shards, "set_epoch")
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping) or is_loader:

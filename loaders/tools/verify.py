@@ -11,15 +11,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from twinfeed.loaders import errors
 from twinfeed.loaders.building.bad_records import (
     BAD_LIST,
     BadRecord,
@@ -28,7 +27,12 @@ from twinfeed.loaders.building.bad_records import (
 )
 from twinfeed.loaders.building.plan import BuildPlan, add_headers
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local_copy
-from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
+from twinfeed.loaders.errors import (
+    DataCorruptionError,
+    IndexFormatError,
+    LoaderError,
+    StaleIndexError,
+)
 from twinfeed.loaders.feed.decode import DecodeImage
 from twinfeed.loaders.formats.example import sample_of
 from twinfeed.loaders.formats.records import Record, Sample, one_by_one
@@ -52,14 +56,13 @@ from twinfeed.samplers.verdict import Verdict
 _MAX_SHOWN = 20
 """Findings that a printed report lists."""
 _TASKS = 64
-"""About how many tasks an executor gets: enough for its workers, but far fewer than shards."""
+"""About how many tasks there are: enough for the workers of an executor, but fewer than shards."""
 _BATCH = 64  # records that are read in one call
 
 _ShardResult = tuple[int, list[BadRecord], Int64s]
 """The number of records of a shard, what is bad there, and the ids of the good records."""
 
 _Decode = Callable[[Sample], object]
-_Check = Callable[[Sequence[Any]], Iterator[_ShardResult]]
 _Good = tuple[int, str | None, Record | Sample]
 """A good record: its number in the shard, its key and its fields."""
 
@@ -161,12 +164,7 @@ def verify(
     if bad_list is not None:
         bad_list = output_path(bad_list)
         check_replaceable(bad_list, *BAD_LIST)
-    if isinstance(source, (str, os.PathLike)) and (
-        Path(source, MANIFEST).exists() or is_index_path(source)
-    ):
-        source = load_index(source, root)
-        if root is None:
-            set_shards_root(source)
+    source = _opened(source, root)
     index = source if isinstance(source, Index) else None
     shards: Sequence[Any]
     full_paths = False
@@ -182,7 +180,10 @@ def verify(
         found = find_source(source, None, container=reading.container, root=root, complete=False)
         full_paths = root is None and found.container != "files"
         plan, shards = BuildPlan.of(found, None, None, reading), found.jobs
-    checks = _check_all(partial(_check_shards, plan, index, decoder), shards, executor)
+    size = math.ceil(len(shards) / _TASKS) or 1
+    tasks = [shards[start : start + size] for start in range(0, len(shards), size)]
+    run = map if executor is None else executor.map
+    checks = chain.from_iterable(run(partial(_check_shards, plan, index, decoder), tasks))
     results = list(progress_bar(checks, "verifying", "shard", progress, len(shards)))
     findings = [finding for _, bad, _ in results for finding in bad]
     if full_paths:
@@ -194,45 +195,35 @@ def verify(
     return Report(len(shards), records, findings, None if index is None else good_records)
 
 
-def _check_all(
-    check: _Check, shards: Sequence[Any], executor: Executor | None
-) -> Iterator[_ShardResult]:
-    """Yield the result of `check` for each shard, in order; an executor gets several at a time."""
-    if executor is None:
-        yield from check(shards)
-        return
-    size = math.ceil(len(shards) / _TASKS) or 1
-    tasks = [shards[start : start + size] for start in range(0, len(shards), size)]
-    for results in executor.map(partial(_check_in_worker, check), tasks):
-        yield from results
-
-
-def _check_in_worker(check: _Check, shards: Sequence[Any]) -> list[_ShardResult]:
-    """Return the results of a check, which a worker cannot yield."""
-    return list(check(shards))
+def _opened(source: Index | Shards, root: PathLike | None) -> Index | Shards:
+    """Open the index if `source` is the path of one; its shards may be missing."""
+    if not isinstance(source, (str, os.PathLike)):
+        return source
+    if not (Path(source, MANIFEST).exists() or is_index_path(source)):
+        return source
+    index = load_index(source, root)
+    if root is None:
+        set_shards_root(index)
+    return index
 
 
 def _check_arrays(index: Index) -> None:
     """Raise IndexFormatError if the file of an array of the index does not match its digest."""
     folder = index.path / index.manifest["folder"]
-    entries = index.manifest["arrays"].items()
-    damaged = [n for n, entry in entries if file_digest(folder / f"{n}.npy") != entry["sha256"]]
-    if damaged:
-        raise errors.IndexFormatError(
-            f"damaged index: {', '.join(damaged)} do not match their digests", path=index.where
-        )
+    for name, entry in index.manifest["arrays"].items():
+        if file_digest(folder / f"{name}.npy") != entry["sha256"]:
+            problem = f"damaged index: {name} does not match its digest"
+            raise IndexFormatError(problem, path=index.where)
 
 
 def _check_shards(
     plan: BuildPlan, index: Index | None, decode: _Decode | None, shards: Sequence[Any]
-) -> Iterator[_ShardResult]:
-    """Check shards, given as jobs or as numbers in an index, and yield the result of each."""
-    with nullcontext() if index is None else Reader(index) as reader:
-        for shard in shards:
-            if reader is None:
-                yield _check_shard(plan, decode, shard)
-            else:
-                yield _check_indexed_shard(plan, reader, decode, shard)
+) -> list[_ShardResult]:
+    """Check shards, given as jobs or as numbers in an index, and return the result of each."""
+    if index is None:
+        return [_check_shard(plan, decode, job) for job in shards]
+    with Reader(index) as reader:
+        return [_check_indexed_shard(plan, reader, decode, shard) for shard in shards]
 
 
 def _check_shard(plan: BuildPlan, decode: _Decode | None, job: Job) -> _ShardResult:

@@ -103,7 +103,7 @@ def test_fault_33_changed_large_array_is_found_before_use(
             assert file.stem.startswith("field")
             with Reader(again) as reader, pytest.raises(DataCorruptionError):
                 reader.read(range(30))
-        with pytest.raises(IndexFormatError, match=f"{file.stem} do not match"):
+        with pytest.raises(IndexFormatError, match=f"{file.stem} does not match"):
             verify(again)
         flip(file, at)
 

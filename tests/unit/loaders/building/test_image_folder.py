@@ -10,7 +10,6 @@ from support.shards import write_files
 
 from twinfeed.loaders import ShardWarning, build_index, pack
 from twinfeed.loaders.building.image_folder import SYSTEM_FOLDERS, list_images
-from twinfeed.loaders.formats.files import Entry
 
 
 def test_folder_is_listed_in_code_point_order_with_classes(tmp_path: Path) -> None:
@@ -38,12 +37,6 @@ def test_folder_counts_files_that_are_not_images(tmp_path: Path) -> None:
     assert len(heard) == 1
 
 
-def test_folder_takes_other_extensions(tmp_path: Path) -> None:
-    write_files(tmp_path, "a/1.WAV", "a/1.jpg")
-    found = list_images(tmp_path, extensions=[".wav"])
-    assert found == [Entry("a/1", {"image": "a/1.WAV"}, "a")]
-
-
 def test_missing_or_unreadable_root_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list_images(tmp_path / "none")
@@ -54,7 +47,9 @@ def test_missing_or_unreadable_root_is_an_error(tmp_path: Path) -> None:
 def test_folder_does_not_enter_linked_folders(tmp_path: Path) -> None:
     write_files(tmp_path, "a/1.jpg")
     (tmp_path / "a" / "loop.jpg").symlink_to(tmp_path)
-    with pytest.warns(ShardWarning, match=r"left out \(1, first: a/loop\.jpg/\)"):
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    with pytest.warns(ShardWarning, match=r"left out \(3, first: a/loop\.jpg/, b/, empty/\)"):
         assert [entry.paths["image"] for entry in list_images(tmp_path)] == ["a/1.jpg"]
 
 

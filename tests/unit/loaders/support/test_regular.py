@@ -156,12 +156,13 @@ def test_special_file_is_refused_without_waiting(tmp_path: Path, case: str, kind
         use()
 
 
+@pytest.mark.filterwarnings("ignore:files below")
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_file_named_manifest_among_images_is_ignored(tmp_path: Path, kind: str) -> None:
     image(tmp_path)
     KINDS[kind](tmp_path / "img/cat/manifest.json")
     with no_hang(5):
-        assert len(list_images(tmp_path / "img", extensions=("jpg",))) == 1
+        assert len(list_images(tmp_path / "img")) == 1
 
 
 def test_huge_sparse_file_is_not_read(tmp_path: Path) -> None:
