@@ -53,6 +53,8 @@ from twinfeed.loaders.tools.backends import Backend as Backend
 from twinfeed.loaders.tools.compare import BackendRun as BackendRun
 from twinfeed.loaders.tools.compare import Comparison as Comparison
 from twinfeed.loaders.tools.compare import compare as compare
+from twinfeed.loaders.tools.overlap import Overlap as Overlap
+from twinfeed.loaders.tools.overlap import overlap as overlap
 from twinfeed.loaders.tools.planning import Plan as Plan
 from twinfeed.loaders.tools.planning import plan as plan
 from twinfeed.loaders.tools.results import Results as Results

@@ -53,6 +53,7 @@ from twinfeed.loaders.tensorflow import prefetch_to_device as prefetch_to_device
 from twinfeed.loaders.tensorflow import selector_dataset as selector_dataset
 from twinfeed.loaders.tensorflow import source_datasets as source_datasets
 from twinfeed.loaders.tools.compare import compare as compare
+from twinfeed.loaders.tools.overlap import overlap as overlap
 from twinfeed.loaders.tools.planning import plan as plan
 from twinfeed.loaders.tools.results import Results as Results
 from twinfeed.loaders.tools.verify import verify as verify

@@ -37,6 +37,7 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.loaders.tools.compare import compare
+from twinfeed.loaders.tools.overlap import overlap
 from twinfeed.loaders.tools.planning import plan
 from twinfeed.loaders.tools.verify import verify
 from twinfeed.loaders.tools.who import diff, records_of, when, who
@@ -220,6 +221,14 @@ def run_when(options: argparse.Namespace) -> None:
 def run_diff(options: argparse.Namespace) -> int:
     """Run `twinfeed diff` on two feeds; return the exit status, 1 if they differ."""
     return _print_result(diff(*map(load_feed, options.feed)))
+
+
+def run_overlap(options: argparse.Namespace) -> int:
+    """Run `twinfeed overlap` on one index or two; return the exit status, 1 if records overlap."""
+    paths = [path for path in (options.train, options.evaluation) if path is not None]
+    indexes = [open_index(path) for path in paths]
+    found = overlap(*indexes, field=options.field, group=options.group, progress=not options.quiet)
+    return _print_result(found)
 
 
 def run_audit(options: argparse.Namespace) -> int:

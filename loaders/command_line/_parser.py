@@ -42,7 +42,7 @@ EPILOG = """\
 twinfeed COMMAND --help has examples.
 
 exit status: 0 all is well, 1 data are bad, missing or changed (or verify,
-compare, diff or audit found something), 2 wrong usage, 130 interrupted
+compare, diff, overlap or audit found something), 2 wrong usage, 130 interrupted
 """
 
 
@@ -194,10 +194,17 @@ def _parse_split(text: str) -> tuple[str, int | float]:
     return name, float(size) if "." in size else int(size)
 
 
+def _parse_names(text: str) -> tuple[str, str]:
+    """Parse the value of --field of overlap, NAME or NAME=OTHER, to the name in each index."""
+    name, _, second_name = text.partition("=")
+    return name, second_name or name
+
+
 _TYPES: dict[str, Callable[[str], Any]] = {
     "BYTES": checks.bytes_of,
     "FIELD[:KEY]": _parse_json_label,
     "KEY[.KEY]": lambda text: partial(_commands.part_of, text.split(".")),
+    "NAME[=OTHER]": _parse_names,
     "LEVEL": lambda text: FromFolder(int(text)),
     "N": int,
     "N,N": lambda text: [int(number) for number in text.split(",")],
@@ -217,6 +224,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "--list": {"dest": "lists"},
     "--raw": {"dest": "example", "action": "store_false"},
     "--record": {"dest": "records"},
+    "evaluation": {"nargs": "?"},
     "records": {"nargs": "*", "type": "N"},
 }
 """Options of `add_argument` by argument, which the table cannot say."""
@@ -278,6 +286,16 @@ target...                  an index, or shards
 --decode                   also decode images; needs the extra images
 --bad-list FILE            write the bad records to this file, for index --exclude
 @reading
+
+overlap: Find the records of an evaluation whose field has the same bytes as one in training; of one
+  index, those that repeat an earlier record. The exit status is 1 if there are any.
+$ overlap train.index eval.index --field 'jpg=image/encoded'
+$ overlap train.index eval.index --group patient
+train                      the index of the training
+evaluation                 the index of the evaluation; without one, that of the training
+--field NAME[=OTHER]       the field of bytes, if it has several, and its name in the other index
+--group COLUMN             compare this column of integers in place of a field; -1 is no group
+-q/--quiet                 no progress bar
 
 info: Print what an index contains.
 $ info data/train.index

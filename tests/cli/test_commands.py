@@ -27,7 +27,7 @@ from twinfeed.loaders import build_index, open_index
 
 def test_help_of_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     names = "pack", "index", "verify", "info", "cat", "compare", "show", "plan"
-    names += "who", "when", "diff"
+    names += "who", "when", "diff", "overlap"
     for name in names:
         with pytest.raises(SystemExit) as stop:
             main([name, "--help"])

@@ -1,0 +1,409 @@
+"""Records of two indexes whose field has equal bytes, or that have a group in common.
+
+The index has the length and the CRC-32C of each field. One sort finds the keys (length, CRC) that
+both sides have. Only the records with such a key are read, each once, and compared by their
+SHA-256. So no pair is false, and where nothing is equal, nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.index.index import Index, check_index
+from twinfeed.loaders.loop.feed_loader import in_order
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.array_types import Array, Ids, Int64s
+from twinfeed.loaders.support.progress import progress_bar
+from twinfeed.loaders.support.system import processors
+from twinfeed.samplers.validate import counted
+
+_SLICE = 1 << 20  # rows of an index that are looked at in one call
+_MAX_KEYS = 1 << 25  # keys of a side that are sorted at once
+_BATCH = 256  # records that are read in one call
+_MAX_SHOWN = 5  # records of a finding that are listed
+
+_Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The result of `overlap`, which prints as text.
+
+    Attributes:
+        findings: what was found, as text with the first records: equal records, those of them with
+            other labels, and those that could not be read.
+        records: for each record of the evaluation that has an equal one in training, the first
+            equal training record, and the record, int64[n, 2]. Of a single index: for each record
+            that repeats an earlier one, the first one, and the record.
+        counts: how many training records are equal to the record of each row, int64[n]. Of a single
+            index: how many other records.
+        records_to_keep: the records of the evaluation that are in no row, in order, int64[m], for
+            `records=` of a sampler and `SubsetSampler`.
+        classes: the number of rows for each label of the evaluation, the largest first.
+        other_labels: the rows whose two records have different labels, int64[k].
+        unread: for each record that could not be read, and so not be compared, its side ("training"
+            or "evaluation"), its id and the error.
+        notes: what is not found.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed import pack
+    >>> index = pack([{"word": word} for word in (b"to", b"be", b"to")], mkdtemp())["data"]
+    >>> found = overlap(index)
+    >>> found.records.tolist(), found.records_to_keep.tolist(), found.ok
+    ([[0, 2]], [0, 1], False)
+    """
+
+    findings: list[str]
+    records: Int64s
+    counts: Int64s
+    records_to_keep: Int64s
+    classes: dict[str | int, int]
+    other_labels: Int64s
+    unread: list[tuple[str, int, str]]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no record is on both sides, and each could be compared."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        return "\n".join([*(self.findings or ["no overlap"]), *self.notes])
+
+
+_NOTE = "Equal bytes are found: not the same pixels in another file, and no similar records."
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The records of one side: all of an index, or those in `ids`, which are sorted."""
+
+    name: str
+    index: Index
+    ids: Int64s | None
+
+    def __len__(self) -> int:
+        return len(self.index if self.ids is None else self.ids)
+
+    def all_ids(self) -> Int64s:
+        """Return the ids of all records."""
+        return np.arange(len(self.index)) if self.ids is None else self.ids
+
+    def positions(self, ids: Int64s) -> Int64s:
+        """Return the positions of ids among all records of the side."""
+        return ids if self.ids is None else self.ids.searchsorted(ids)
+
+    def slices(self, field: str, block: int, num_blocks: int) -> Iterator[tuple[Int64s, _Keys]]:
+        """Yield ids of records and the key of each, length and CRC in one number, for those whose
+        CRC is in one of `num_blocks` equal ranges. Missing and empty fields are left out.
+        """
+        table = self.index.table(field)
+        for start in range(0, len(self), _SLICE):
+            stop = min(start + _SLICE, len(self))
+            ids = np.arange(start, stop) if self.ids is None else self.ids[start:stop]
+            rows = table[start:stop] if self.ids is None else table[ids]
+            crc = rows["crc"].astype(np.uint64)
+            has_bytes = (rows["length"] > 0) & (
+                crc * np.uint64(num_blocks) >> np.uint64(32) == block
+            )
+            lengths = rows["length"][has_bytes].astype(np.uint64)
+            yield ids[has_bytes], (lengths << np.uint64(32)) | crc[has_bytes]
+
+    def sorted_keys(self, field: str, block: int, num_blocks: int) -> _Keys:
+        """Return the keys of `slices`, sorted."""
+        keys = np.concatenate([keys for _, keys in self.slices(field, block, num_blocks)])
+        keys.sort()
+        return keys
+
+
+def overlap(
+    train: Index,
+    evaluation: Index | None = None,
+    /,
+    *,
+    field: str | tuple[str, str] | None = None,
+    group: str | None = None,
+    records: Sequence[Ids] | None = None,
+    progress: bool = False,
+) -> Overlap:
+    """Find the records of an evaluation whose field has the same bytes as one in training.
+
+    Of a single index, find the records that repeat an earlier one. A field of bytes is compared,
+    whatever the container: a JPEG in a tar, in a TFRecord and in a folder is the same. Only records
+    whose length and CRC-32C are on both sides are read. An empty or missing field equals no other.
+
+    Equal pixels in other files, and similar records, are not found.
+
+    Args:
+        train: the index of the training.
+        evaluation: the index of the evaluation. By default that of the training.
+        field: the field to compare, or the names that it has in the two indexes, as
+            `("jpg", "image/encoded")`. By default the only field of bytes.
+        group: a column of integers, such as a patient or a video, in place of a field: find the
+            records of the evaluation whose group has records in training. -1 is no group. Labels
+            of classes with names are compared by name. Nothing is read.
+        records: the ids of the training, and of the evaluation: `split(index, fraction=0.2,
+            seed=0)`. By default all of each index.
+        progress: whether to show a progress bar.
+
+    Raises:
+        KeyError: an unknown field.
+        ValueError: several fields or none could be meant, the field holds no bytes, or a group is
+            no column of integers.
+        IndexError: an id of `records` outside [0, N).
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed import overlap, pack
+    >>> train = pack([{"word": word} for word in (b"to", b"be", b"or")], mkdtemp())["data"]
+    >>> test = pack([{"word": word} for word in (b"not", b"to", b"be")], mkdtemp())["data"]
+    >>> found = overlap(train, test)
+    >>> found.records.tolist(), found.records_to_keep.tolist()
+    ([[0, 1], [1, 2]], [0])
+    """
+    is_single = evaluation is None and records is None
+    sides = _sides(train, evaluation, records)
+    if group is None:
+        fields = _fields(sides, field)
+        pairs, counts, unread = _equal_records(sides, fields, is_single, progress)
+        found = f"an equal {' or '.join(dict.fromkeys(fields))}"
+    else:
+        if field is not None or is_single:
+            raise ValueError("group= takes the place of field=, and needs two sides")
+        (pairs, counts), unread = _common_groups(sides, group), []
+        found = f"the same {group}"
+    where, records_of = ("before", "record") if is_single else ("in training", "evaluation record")
+    title = f"{found} {where}: {len(pairs):,} of {counted(len(sides[1]), records_of)}"
+    return _result(sides, pairs, counts, unread, title, by_bytes=group is None)
+
+
+def _result(
+    sides: tuple[_Side, _Side],
+    pairs: Int64s,
+    counts: Int64s,
+    unread: list[tuple[str, int, str]],
+    title: str,
+    *,
+    by_bytes: bool,
+) -> Overlap:
+    """Return the result, with its findings; `title` is that of the pairs."""
+    is_kept = np.ones(len(sides[1]), bool)
+    is_kept[sides[1].positions(pairs[:, 1])] = False
+    keep = np.flatnonzero(is_kept) if sides[1].ids is None else sides[1].ids[is_kept]
+    labels = _labels(sides[1].index, pairs[:, 1])
+    first_labels = _labels(sides[0].index, pairs[:, 0], like=sides[1].index)
+    are_comparable = by_bytes and len(first_labels) == len(labels)
+    other_labels = np.flatnonzero(are_comparable and first_labels != labels)
+
+    def shown(row: int) -> str:
+        return "{1} = {0}".format(*map(_describe, sides, pairs[row]))
+
+    findings = [
+        _finding(title, map(shown, range(len(pairs)))),
+        _finding(
+            f"of these, with another label there: {len(other_labels):,}",
+            (
+                f"{shown(n)}: {labels[n]}, and {first_labels[n]} there"
+                for n in other_labels.tolist()
+            ),
+        ),
+        _finding(
+            f"not compared, since it could not be read: {counted(len(unread), 'record')}",
+            (f"{side} record {record}: {error}" for side, record, error in unread),
+        ),
+    ]
+    return Overlap(
+        [finding for finding in findings if finding],
+        pairs,
+        counts,
+        keep,
+        dict(Counter(labels.tolist()).most_common()),
+        other_labels,
+        unread,
+        (_NOTE,) if by_bytes else (),
+    )
+
+
+def _sides(
+    train: Index, evaluation: Index | None, records: Sequence[Ids] | None
+) -> tuple[_Side, _Side]:
+    """Return the two sides, whose indexes and ids are checked."""
+    indexes = [train, train if evaluation is None else evaluation]
+    for index in indexes:
+        check_index(index)
+    ids: list[Int64s | None] = [None, None]
+    if records is not None:
+        if len(records) != 2:
+            raise ValueError(
+                "records must be the ids of the training and those of the evaluation, as from "
+                f"split(index, fraction=0.2, seed=0), got {len(records)} parts"
+            )
+        ids = [
+            np.unique(checks.check_ids(part, len(index), "records"))
+            for part, index in zip(records, indexes, strict=True)
+        ]
+    names = ("training", "evaluation")
+    first, second = map(_Side, names, indexes, ids)
+    return first, second
+
+
+def _fields(sides: tuple[_Side, _Side], field: str | tuple[str, str] | None) -> tuple[str, str]:
+    """Return the name of the field on each side, which holds bytes."""
+    names = (field, field) if isinstance(field, str) or field is None else tuple(field)
+    if len(names) != 2:
+        raise ValueError(f"field must be a name, or two, got {field!r}")
+    found = []
+    for side, name in zip(sides, names, strict=True):
+        of_bytes = [name for name, of in side.index.fields.items() if of.kind == "bytes"]
+        if name is None and len(of_bytes) != 1:
+            raise ValueError(f"field= must name one of the fields of bytes, {of_bytes}")
+        name = name or of_bytes[0]
+        side.index.table(name)  # raises KeyError
+        if name not in of_bytes:
+            raise ValueError(f"field {name!r} holds no bytes: take one of {of_bytes}")
+        found.append(name)
+    return found[0], found[1]
+
+
+def _equal_records(
+    sides: tuple[_Side, _Side], fields: tuple[str, str], is_single: bool, progress: bool
+) -> tuple[Int64s, Int64s, list[tuple[str, int, str]]]:
+    """Return `Overlap.records`, `counts` and `unread`.
+
+    The CRCs are divided into blocks, so that the keys of a block fit in the memory.
+    """
+    num_blocks = -(-max(map(len, sides)) // _MAX_KEYS) or 1
+    unread: list[tuple[str, int, str]] = []
+    found = [(np.zeros((0, 2), np.int64), np.zeros(0, np.int64))]
+    to_read = sides[:1] if is_single else sides
+    for block in range(num_blocks):
+        common = _common_keys(to_read, fields, block, num_blocks)
+        digests = []
+        for side, field in zip(to_read, fields, strict=False):
+            ids = _with_keys(side, field, common, block, num_blocks)
+            digests.append(_digests(side, field, ids, unread, progress))
+        if is_single:
+            digests *= 2
+        pairs, counts = _joined(*digests[0], *digests[1])
+        if is_single:  # each record is equal to itself
+            is_later = pairs[:, 0] != pairs[:, 1]
+            pairs, counts = pairs[is_later], counts[is_later] - 1
+        found.append((pairs, counts))
+    pairs, counts = map(np.concatenate, zip(*found, strict=True))
+    order = np.argsort(pairs[:, 1])
+    return pairs[order], counts[order], unread
+
+
+def _common_keys(
+    sides: Sequence[_Side], fields: tuple[str, str], block: int, num_blocks: int
+) -> _Keys:
+    """Return the keys that both sides have, sorted; of a single side, those that it has twice."""
+    keys = sides[0].sorted_keys(fields[0], block, num_blocks)
+    if len(sides) == 1:
+        return np.unique(keys[1:][keys[1:] == keys[:-1]])
+    needles = sides[1].sorted_keys(fields[1], block, num_blocks)
+    slices = (needles[start : start + _SLICE] for start in range(0, len(needles), _SLICE))
+    return np.unique(
+        np.concatenate([np.zeros(0, np.uint64), *(s[_is_in(s, keys)] for s in slices)])
+    )
+
+
+def _is_in(keys: _Keys, sorted_keys: _Keys) -> npt.NDArray[np.bool_]:
+    """Return for each key whether it is among the sorted ones."""
+    if not len(sorted_keys):
+        return np.zeros(len(keys), bool)
+    found = sorted_keys.searchsorted(keys)
+    return np.equal(sorted_keys[np.minimum(found, len(sorted_keys) - 1)], keys)
+
+
+def _with_keys(side: _Side, field: str, common: _Keys, block: int, num_blocks: int) -> Int64s:
+    """Return the ids of the records of a side whose key is common."""
+    found = [np.zeros(0, np.int64)]
+    for ids, keys in side.slices(field, block, num_blocks) if len(common) else ():
+        found.append(ids[_is_in(keys, common)])
+    return np.concatenate(found)
+
+
+def _digests(
+    side: _Side, field: str, ids: Int64s, unread: list[tuple[str, int, str]], progress: bool
+) -> tuple[Int64s, Array]:
+    """Read records, and return the ids of those that can be read, and their SHA-256, S32[n]."""
+    batches = [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)]
+    digests: list[bytes] = []
+    is_read = np.ones(len(ids), bool)
+    with Reader(side.index) as reader:
+        results = in_order(partial(_digests_of, reader, field), batches, threads=processors())
+        bar = progress_bar(results, side.name, "batch", progress, len(batches))
+        for record, digest in zip(range(len(ids)), (d for part in bar for d in part), strict=True):
+            if isinstance(digest, bytes):
+                digests.append(digest)
+            else:
+                is_read[record] = False
+                unread.append((side.name, int(ids[record]), digest))
+    return ids[is_read], np.array(digests, "S32")
+
+
+def _digests_of(reader: Reader, field: str, ids: Int64s) -> list[bytes | str]:
+    """Return the SHA-256 of a field of records, or the error of one that cannot be read."""
+    try:
+        return [sha256(value).digest() for value in reader.read(ids, [field])[field]]
+    except (LoaderError, OSError) as error:
+        if len(ids) == 1:
+            return [" ".join(str(error).split())]
+        return [digest for record in ids for digest in _digests_of(reader, field, record[None])]
+
+
+def _joined(
+    train_ids: Int64s, train_values: Array, ids: Int64s, values: Array
+) -> tuple[Int64s, Int64s]:
+    """Return `Overlap.records` and `counts` for records that are equal if their values are."""
+    distinct, first, counts = np.unique(train_values, return_index=True, return_counts=True)
+    if not len(distinct):
+        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+    found = np.minimum(distinct.searchsorted(values), len(distinct) - 1)
+    rows = np.flatnonzero(distinct[found] == values)
+    return np.stack([train_ids[first[found[rows]]], ids[rows]], axis=1), counts[found[rows]]
+
+
+def _common_groups(sides: tuple[_Side, _Side], group: str) -> tuple[Int64s, Int64s]:
+    """Return `Overlap.records` and `counts` for records of one group."""
+    arguments: list[Any] = []
+    for side in sides:
+        ids, column = side.all_ids(), side.index.columns.get(group)
+        if column is None or column.ndim != 1 or column.dtype.kind != "i":
+            columns = list(side.index.columns)
+            raise ValueError(f"group must be a column of integers, got {group!r} among {columns}")
+        ids = ids[column[ids] != -1]
+        arguments += [ids, _labels(side.index, ids) if group == "label" else column[ids]]
+    return _joined(*arguments)
+
+
+def _labels(index: Index, ids: Int64s, like: Index | None = None) -> Array:
+    """Return the label of each record, or no labels if the index has none. They are the names of
+    classes, if it has names; then `like`, if given, must have names too.
+    """
+    if not index.has_labels or (like and bool(like.classes) != bool(index.classes)):
+        return np.zeros(0, np.int64)
+    labels, classes = index.labels[ids], index.classes
+    return np.array([classes[n] for n in labels.tolist()]) if classes else labels
+
+
+def _describe(side: _Side, record: int) -> str:
+    """Return a description of a record for a finding."""
+    return side.index.describe(record)
+
+
+def _finding(title: str, lines: Iterable[str]) -> str:
+    """Return a finding with its first lines, or an empty string without lines."""
+    shown = list(islice(lines, _MAX_SHOWN))
+    return "\n  ".join([title, *shown]) if shown else ""
