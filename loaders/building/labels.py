@@ -211,25 +211,20 @@ class FromTable:
         keys = list(keys)
         record_keys = set(keys)
         unknown = [] if partial else [key for key in keys if key not in self.labels]
-        unused = [key for key in self.labels if key not in record_keys]
-        bad_labels = [(key, label) for key, label in self.labels.items() if as_label(label) is None]
         mismatches: dict[str, list[Any]] = {
+            "labels are not a name or an integer": [
+                item for item in self.labels.items() if as_label(item[1]) is None
+            ],
             "keys occur in several records": _duplicates(keys),
-            "records are not in the table": unknown,
-            "rows of the table have no record": unused,
-            "labels are not a name or an integer": bad_labels,
+            "records are not in the table, and have no background= or missing='skip'": unknown,
+            "rows of the table have no record": [k for k in self.labels if k not in record_keys],
         }
-        problems = [
-            f"{len(bad)} {problem} (first: {', '.join(map(repr, bad[:5]))})"
-            for problem, bad in mismatches.items()
-            if bad
-        ]
-        if unknown:
-            problems.append("give such records a background=, or skip them with missing='skip'")
-        if problems:
-            raise ValueError(
-                f"the label table does not match the {len(keys)} records: {'; '.join(problems)}"
-            )
+        for problem, bad in mismatches.items():
+            if bad:
+                raise ValueError(
+                    f"the label table does not match the {len(keys)} records: {len(bad)} {problem} "
+                    f"(first: {', '.join(map(repr, bad[:5]))})"
+                )
         first_of_kind = dict[str, str]()
         for key, label in self.labels.items():
             first_of_kind.setdefault(label_kind(label), f"the table, {key!r}: {label!r}")

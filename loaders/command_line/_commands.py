@@ -9,13 +9,14 @@ import reprlib
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -44,7 +45,7 @@ from twinfeed.loaders.tools.who import diff, records_of, when, who
 from twinfeed.samplers import validate
 from twinfeed.samplers.validate import counted
 
-_MAX_SHOWN_ITEMS = 20
+_MAX_CHARACTERS = 500  # of the names of classes
 _ADVISE_RESTORE_OR_EXCLUDE = (
     "what to do: restore the shards; or twinfeed verify SHARDS --bad-list {0}, and index them "
     "again with --exclude {0}"
@@ -67,19 +68,8 @@ def run_pack(options: argparse.Namespace) -> None:
         source = CompressedShards(
             options.source, label=options.label, key=options.key, example=options.example
         )
-    packed = pack(
-        source,
-        options.out,
-        container=options.container,
-        split=_unique_names("--split", options.split),
-        seed=options.seed,
-        shards=options.shards,
-        shard_bytes=options.shard_bytes,
-        shard_records=options.shard_records,
-        overwrite=options.overwrite,
-        progress=not options.quiet,
-    )
-    for index in packed.values():
+    options.split = _unique_names("--split", options.split)
+    for index in pack(source, options.out, **_arguments(pack, options)).values():
         print_lines(f"{index.path}: {_summary(index)}")
 
 
@@ -99,20 +89,13 @@ def process_pool(jobs: int) -> Iterator[Executor | None]:
 
 def run_index(options: argparse.Namespace) -> None:
     """Run `twinfeed index`: build an index, and print its path and size."""
-    label = options.label
+    if isinstance(options.label, TablePath):
+        options.label = FromTable(options.label)
+    options.classes = "names" if options.label_names else _class_names(options.classes)
+    options.fields = _unique_names("--field", options.field)
+    arguments, shards = _arguments(build_index, options), _unwrap_single(options.shards)
     with process_pool(options.jobs) as executor:
-        index = build_index(
-            _unwrap_single(options.shards),
-            options.out,
-            label=FromTable(label) if isinstance(label, TablePath) else label,
-            classes="names" if options.label_names else _class_names(options.classes),
-            fields=_unique_names("--field", options.field),
-            **_reading_options(options),
-            exclude=options.exclude,
-            root=options.root,
-            executor=executor,
-            progress=not options.quiet,
-        )
+        index = build_index(shards, options.out, executor=executor, **arguments)
     print_lines(f"{options.out if is_url(options.out) else index.path}: {_summary(index)}")
 
 
@@ -123,15 +106,8 @@ def run_verify(options: argparse.Namespace) -> int:
         warnings.catch_warnings(record=True, action="always", category=ShardWarning) as warned,
         process_pool(options.jobs) as executor,
     ):
-        report = verify(
-            _unwrap_single(options.target),
-            decode=options.decode,
-            bad_list=options.bad_list,
-            **_reading_options(options),
-            root=options.root,
-            executor=executor,
-            progress=not options.quiet,
-        )
+        target = _unwrap_single(options.target)
+        report = verify(target, executor=executor, **_arguments(verify, options))
     for warning in warned:
         show_warning(warning.message)
     text = str(report)
@@ -145,10 +121,13 @@ def run_verify(options: argparse.Namespace) -> int:
     return 0 if report.ok and not warned else 1
 
 
-def _reading_options(options: argparse.Namespace) -> ReadingOptions:
-    """Return the options of a command that say how records are read, for `build_index`."""
-    names = ReadingOptions.__annotations__.keys() & vars(options).keys()
-    return cast(ReadingOptions, {name: getattr(options, name) for name in names})
+def _arguments(function: Callable[..., Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a command that are keyword arguments of a function, by name."""
+    parameters = signature(function).parameters.values()
+    names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):  # how records are read
+        names |= ReadingOptions.__annotations__.keys()
+    return {name: getattr(options, name) for name in names & vars(options).keys()}
 
 
 def run_info(options: argparse.Namespace) -> None:
@@ -157,7 +136,9 @@ def run_info(options: argparse.Namespace) -> None:
     names, defaults = index.shard_paths, vars(IndexOptions())
     changed = [f"{n}={v!r}" for n, v in vars(index.options).items() if v != defaults[n]]
     lines = [*index.summary().split("\n")]
-    lines += [f"class names: {_listed(index.classes)}"] if index.classes else []
+    classes = ", ".join(index.classes)
+    more = " ..." * (len(classes) > _MAX_CHARACTERS)
+    lines += [f"class names: {classes[:_MAX_CHARACTERS]}{more}"] if classes else []
     lines += [f"shards: {names[0]} to {names[-1]}", f"fingerprint: {index.fingerprint}"]
     print_lines(*lines, f"options: {', '.join(changed)}")
     open_index(options.index, root=options.root)  # raises an error for missing or changed shards
@@ -233,17 +214,14 @@ def run_overlap(options: argparse.Namespace) -> int:
 
 def run_audit(options: argparse.Namespace) -> int:
     """Run `twinfeed audit` on a function; return the exit status, 1 if there are faults."""
+    if options.labels is not None:
+        options.labels = _saved_array(options.labels)
     result = audit(
         load_name(options.make, "make"),
         num_records=options.records,
-        labels=None if options.labels is None else _saved_array(options.labels),
         world_size=options.world,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        expect=options.expect,
-        ids=options.ids,
-        processes=options.processes,
         max_seconds=options.seconds,
+        **_arguments(audit, options),
     )
     return _print_result(result)
 
@@ -307,12 +285,6 @@ def _summary(index: Index) -> str:
     counts = {"record": len(index), "shard": len(index.shards), "class": len(index.classes)}
     counts |= {"excluded record": options.left_out, "incomplete shard": options.broken}
     return ", ".join(counted(n, noun) for noun, n in counts.items() if n or noun == "record")
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the first names as text, and how many there are if there are more."""
-    more = f", ... ({len(names)} in all)" if len(names) > _MAX_SHOWN_ITEMS else ""
-    return ", ".join(names[:_MAX_SHOWN_ITEMS]) + more
 
 
 def _unique_names(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from textwrap import fill
@@ -105,9 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"twinfeed {version('twinfeed')}")
     commands = parser.add_subparsers(metavar="command", required=True, parser_class=_Command)
-    paragraphs = [text.split("\n") for text in _TABLE.strip().replace("\n  ", " ").split("\n\n")]
-    shared = {head.rstrip(":"): lines for head, *lines in paragraphs}
-    for head, *lines in paragraphs:
+    paragraphs = _TABLE.lstrip().replace("\n  ", " ")
+    for shared, lines in re.findall(r"^(@\w+):\n((?:.+\n?)+)", paragraphs, re.MULTILINE):
+        paragraphs = paragraphs.replace(f"\n{shared}\n", f"\n{lines}")
+    for head, *lines in [text.split("\n") for text in paragraphs.split("\n\n")]:
         name, _, text = head.partition(": ")
         if head.startswith("@"):
             continue
@@ -122,20 +123,11 @@ def _parser() -> argparse.ArgumentParser:
         for metavar, parse in _TYPES.items():  # argparse then says: invalid 'NAME=SIZE' value
             command.register("type", metavar, parse)
         command.set_defaults(run=getattr(_commands, f"run_{name}"))
-        _add_arguments(command, _expanded(lines[len(examples) :], shared))
+        _add_arguments(command, lines[len(examples) :])
     return parser
 
 
-def _expanded(lines: list[str], shared: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield the lines, and in place of "@NAME" those of the shared paragraph with this name."""
-    for line in lines:
-        if line.startswith("@"):
-            yield from _expanded(shared[line], shared)
-        else:
-            yield line
-
-
-def _add_arguments(command: argparse.ArgumentParser, lines: Iterator[str]) -> None:
+def _add_arguments(command: argparse.ArgumentParser, lines: list[str]) -> None:
     """Add the arguments of a command, a line for each."""
     group: Any = command
     dest: dict[str, str] = {}
@@ -176,18 +168,6 @@ def _argument(line: str) -> tuple[list[str], dict[str, Any]]:
     return names, options | _SPECIAL.get(names[0], {})
 
 
-def _parse_field(text: str) -> tuple[str, str]:
-    """Parse the value of --field, NAME or NAME=A;B, to the name and its aliases "A;B"."""
-    name, _, aliases = text.partition("=")
-    return name, aliases or name
-
-
-def _parse_json_label(text: str) -> FromJson:
-    """Parse the value of --label-json, FIELD or FIELD:KEY."""
-    field, _, key = text.partition(":")
-    return FromJson(field, key)
-
-
 def _parse_split(text: str) -> tuple[str, int | float]:
     """Parse the value of --split, NAME=SIZE, to the name and the size: an int, or a fraction."""
     name, _, size = text.partition("=")
@@ -202,7 +182,7 @@ def _parse_names(text: str) -> tuple[str, str]:
 
 _TYPES: dict[str, Callable[[str], Any]] = {
     "BYTES": checks.bytes_of,
-    "FIELD[:KEY]": _parse_json_label,
+    "FIELD[:KEY]": lambda text: FromJson(*text.split(":", 1)),
     "KEY[.KEY]": lambda text: partial(_commands.part_of, text.split(".")),
     "NAME[=OTHER]": _parse_names,
     "LEVEL": lambda text: FromFolder(int(text)),
@@ -210,11 +190,12 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "N,N": lambda text: [int(number) for number in text.split(",")],
     "REGEX": FromFile,
     "NAME=SIZE": _parse_split,
-    "NAME[=A;B]": _parse_field,
+    "NAME[=A;B]": lambda text: (text.partition("=")[0], text.partition("=")[2] or text),
     "TABLE": _commands.TablePath,
 }
 
 _SPECIAL: dict[str, dict[str, Any]] = {
+    "-q": {"dest": "progress", "action": "store_false"},
     "--backends": {"nargs": "+", "choices": [*BACKENDS], "default": ["torch", "tensorflow"]},
     "--expect": {"choices": get_args(Expectation)},
     "--exclude": {"default": ()},
