@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.building._part_stats import IndexStats
-from twinfeed.loaders.building._parts import RecordBatch, ShardPart, damaged_part, load_part
+from twinfeed.loaders.building._parts import RecordBatch, ShardPart, load_part
 from twinfeed.loaders.building.classes import (
     Classes,
     assign_classes,
@@ -38,10 +38,7 @@ def write_index(path: Path, work: Path, stats: IndexStats, /, *, classes: Classe
         store.add(stats.arrays())
         with explain_full_disk(path):
             for file in stats.part_files:
-                try:
-                    merger.add(load_part(file, check=False))  # reading a batch checks its CRC
-                except (IndexError, KeyError) as error:  # its statistics name a missing array
-                    raise damaged_part(file) from error
+                merger.add(load_part(file, check=False))  # reading a batch checks its CRC
             content = merger.finish()
             # `left_out` and `broken` are keys of the manifest, the JSON file of an index.
             options = replace(

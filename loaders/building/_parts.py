@@ -113,14 +113,11 @@ class ShardPart:
             return None
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Yield the record batches with their arrays; raise IndexFormatError for damage."""
-        try:
-            with open_file(self.file) as data, np.load(data) as archive:  # checks CRCs
-                for number, (num_records, names) in enumerate(self.block_arrays):
-                    arrays = {name: archive[f"{number}/{name}"] for name in names}
-                    yield RecordBatch(num_records, arrays)
-        except Exception as error:
-            raise damaged_part(self.file) from error
+        """Yield the record batches with their arrays."""
+        with open_file(self.file) as data, np.load(data) as archive:  # checks CRCs
+            for number, (num_records, names) in enumerate(self.block_arrays):
+                arrays = {name: archive[f"{number}/{name}"] for name in names}
+                yield RecordBatch(num_records, arrays)
 
 
 def check_field_count(fields: Collection[str], /) -> None:
@@ -135,17 +132,12 @@ def check_field_count(fields: Collection[str], /) -> None:
 def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
     """Load a part as `ShardPart.load` does; raise IndexFormatError if it is missing or damaged."""
     if (part := ShardPart.load(file, check=check)) is None:
-        raise damaged_part(file)
+        raise IndexFormatError(
+            "a part of the unfinished index is missing or damaged",
+            path=file,
+            advice="build the index again; with executor= every worker must see this folder",
+        )
     return part
-
-
-def damaged_part(file: Path, /) -> IndexFormatError:
-    """Return the error for a missing or damaged part, or an unfinished array of the index."""
-    return IndexFormatError(
-        "a part of the unfinished index is missing or damaged",
-        path=file,
-        advice="build the index again; with executor= every worker must see this folder",
-    )
 
 
 class PartFile:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.building._parts import damaged_part
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index.manifest import (
     ARRAYS_FOLDER,
@@ -53,10 +51,7 @@ UNWRITABLE_ADVICE = (
 
 
 class ArrayFile:
-    """Write one `.npy` file in blocks, and compute its SHA-256.
-
-    `size` is the size of the finished file in bytes.
-    """
+    """Write one `.npy` file in blocks, and compute its SHA-256."""
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
         self._out = path.open("xb", buffering=_BUFFER)
@@ -67,7 +62,6 @@ class ArrayFile:
         self._descr = np.lib.format.dtype_to_descr(self.dtype)
         header = {"descr": self._descr, "fortran_order": False, "shape": self.shape}
         np.lib.format.write_array_header_1_0(self, header)
-        self.size = self.bytes + self.dtype.itemsize * math.prod(shape)
 
     def write(self, data: bytes | memoryview, /) -> None:
         """Write bytes, and add them to the digest. numpy calls this for the header."""
@@ -85,16 +79,10 @@ class ArrayFile:
         self._out.close()
 
     def finish(self) -> dict[str, Any]:
-        """Flush and close the file, and return its description for the manifest of the index.
-
-        Raises:
-            IndexFormatError: fewer or more rows were written than the shape has.
-        """
+        """Flush and close the file, and return its description for the manifest of the index."""
         self._out.flush()
         os.fsync(self._out.fileno())
         self.close()
-        if self.bytes != self.size:
-            raise damaged_part(self.path)
         description = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
         return description | {"sha256": self.digest.hexdigest()}
 

@@ -232,27 +232,3 @@ INDEXES = {what: (change, word) for what, change, word in changed_indexes()}
 def array_of(folder: Path, name: str) -> np.ndarray[Any, Any]:
     (file,) = folder.glob(f"columns-*/{name}.npy")
     return np.load(file)
-
-
-def replacing(entry: str, old: bytes, new: bytes) -> Callable[[Path], None]:
-    """Return what replaces bytes of an entry of a part, with the right checksum."""
-
-    def replace(data: bytes) -> bytes:
-        assert old in data
-        return data.replace(old, new)
-
-    return lambda file: with_entry(file, entry, replace)
-
-
-PARTS: dict[str, Callable[[Path], object]] = {
-    "more rows": replacing("0/rows-0.npy", b"(10,)", b"(99,)"),
-    "rows of objects": replacing("0/rows-0.npy", b"'<u4'", b"'|O' "),
-    "more records": replacing("facts.json", b'"num_records": 10', b'"num_records": 11'),
-    "another column": replacing("facts.json", b'"keys-text"', b'"keys-next"'),
-    "missing fields": replacing("facts.json", b'"bytes", 29184, 1, 0', b'"bytes", 29184, 1, 1'),
-    "another option": replacing("facts.json", b'"options": {', b'"options": {"nobody": 1, '),
-    **{
-        how: lambda file, cut=cut: file.write_bytes(cut(file.read_bytes()))
-        for how, cut in CUTS.items()
-    },
-}
