@@ -137,10 +137,12 @@ def pack(
         check_split(split, seed)
     records = _open_source(source)
     folder = output_path(out)
+    publishing = partial(work_folder, folder / ".packing", _ADVICE)  # locks it for other packers
     with explain_full_disk(folder), temporary_folder(folder, _ADVICE) as staging:
         if isinstance(records, CompressedShards):
             records = decompressed_samples(records, staging)
-        check_free(folder, split or {"data": 1}, overwrite)
+        with publishing():
+            check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
         samples = _with_random_access(records, staging) if random_access else records
         make_split = partial(PackedSplit, staging, container)
@@ -155,7 +157,7 @@ def pack(
             _build_index(packed, classes, progress, _list_names(samples))
             _warn_of_missing_fields(packed)
         names = [packed.name for packed in splits]
-        with work_folder(folder / ".packing", _ADVICE), interrupts_deferred():
+        with publishing(), interrupts_deferred():
             check_free(folder, names, overwrite)  # another packer may have written here meanwhile
             publish(staging, folder, names)
             # Opened before another packer may replace these files.

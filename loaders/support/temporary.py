@@ -21,7 +21,7 @@ from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.support.atomic import explain_unwritable, flock
+from twinfeed.loaders.support.atomic import explain_full_disk, explain_unwritable, flock
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.loaders.support.system import SHARED_MEMORY
@@ -57,15 +57,17 @@ def work_folder(
         FileExistsError: somebody else has made a folder of this name.
     """
     parent_existed, failed = folder.parent.exists(), True
-    fd = _open_locked(folder, advice)
     try:
-        _clear(folder, keep)
-        yield folder
-        failed = False
+        fd = _open_locked(folder, advice)
+        try:
+            _clear(folder, keep)
+            yield folder
+            failed = False
+        finally:
+            if not (failed and _clear(folder, keep)):
+                _delete(folder)
+            os.close(fd)
     finally:
-        if not (failed and _clear(folder, keep)):
-            _delete(folder)
-        os.close(fd)
         if not parent_existed:
             with suppress(OSError):  # not empty
                 folder.parent.rmdir()
@@ -130,7 +132,8 @@ def _open_locked(folder: Path, advice: str) -> int:
                 _wait_for_lock(fd, folder)
                 # It may have been deleted since it was opened. A lock on it would exclude nobody.
                 if os.path.samestat(os.fstat(fd), folder.lstat()):
-                    _mark(folder)
+                    with explain_full_disk(folder.parent):
+                        _mark(folder)
                     return fd
             except BaseException:
                 os.close(fd)
@@ -165,10 +168,10 @@ def _wait_for_lock(fd: int, folder: Path) -> None:
 
 def _mark(folder: Path) -> None:
     """Write the marker file of a folder that is empty, but for a marker that is not whole."""
+    if not _is_own(folder):
+        problem = "twinfeed uses this name, and did not create the folder: move it elsewhere"
+        raise FileExistsError(errno.EEXIST, problem, str(folder))
     if not _is_marked(folder):
-        if {*os.listdir(folder)} - {MARK}:
-            problem = "twinfeed uses this name, and did not create the folder: move it elsewhere"
-            raise FileExistsError(errno.EEXIST, problem, str(folder))
         (folder / MARK).unlink(missing_ok=True)
         try:
             with (folder / MARK).open("xb") as marker:
@@ -176,6 +179,11 @@ def _mark(folder: Path) -> None:
         except OSError:  # the disk is full
             _delete(folder)
             raise
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether a folder is marked, or empty: its process was killed before it was marked."""
+    return _is_marked(folder) or {*os.listdir(folder)} <= {MARK}
 
 
 def _is_marked(folder: Path) -> bool:
@@ -187,7 +195,7 @@ def _is_marked(folder: Path) -> bool:
 def _new_name(parent: Path) -> Path:
     """Return a new path for a temporary folder, and delete those that killed processes have left.
 
-    They are folders of this user that are marked, and not locked.
+    They are folders of this user that are marked or empty, and not locked.
     """
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # a link, another user's folder, or locked
@@ -195,7 +203,7 @@ def _new_name(parent: Path) -> Path:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Another user could put a link in the place of a folder while it is deleted.
-                if os.fstat(fd).st_uid == os.geteuid() and _is_marked(folder):
+                if os.fstat(fd).st_uid == os.geteuid() and _is_own(folder):
                     _delete(folder)
             finally:
                 os.close(fd)
