@@ -21,7 +21,7 @@ from twinfeed.loaders.building.labels import (
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.index import SHARD
-from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.loaders.index.options import IndexOptions, as_label
 from twinfeed.loaders.support.array_types import Array
 
 
@@ -61,7 +61,8 @@ class IndexStats:
         self.vocabulary = Vocabulary()
         self.first_labels: dict[str, str] = {}
         if table is not None:
-            self.first_labels = {label_kind(label): "the table" for label in table.labels.values()}
+            labels = [item for item in table.labels.items() if as_label(item[1]) is not None]
+            self.first_labels = {label_kind(v): f"the table, {key!r}: {v!r}" for key, v in labels}
         for part in parts:
             self.add(part)
 
@@ -154,8 +155,7 @@ class IndexStats:
                 )
             if "label" in self.fields:
                 raise label_field_error(next(iter(self.first_shards["label"].values())))
-        else:
-            check_one_kind(self.first_labels)
+        check_one_kind(self.first_labels)
 
     def place_of(self, text: str) -> str:
         """Return which record is the first with a label, for an error. The parts are read again."""

@@ -225,10 +225,6 @@ class FromTable:
                     f"the label table does not match the {len(keys)} records: {len(bad)} {problem} "
                     f"(first: {', '.join(map(repr, bad[:5]))})"
                 )
-        first_of_kind = dict[str, str]()
-        for key, label in self.labels.items():
-            first_of_kind.setdefault(label_kind(label), f"the table, {key!r}: {label!r}")
-        check_one_kind(first_of_kind)
         return [as_label(self.labels.get(key)) for key in keys]
 
 

@@ -212,8 +212,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 
 _TABLE = r"""
 pack: Write a folder of images, the records of an index, or those of compressed shards, to shards,
-  and index the shards. Images are not decoded. Pairs of image and annotation, and other samples,
-  are packed in Python: see LooseFiles and pack of twinfeed.loaders.
+  and index the shards. Images are not decoded. pack of twinfeed.loaders packs any other samples.
 $ pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1
 $ pack 'old/*.tar.gz' new/ --container tar --label cls
 source...                  a folder of images, or of classes; an index; or compressed shards
@@ -241,8 +240,7 @@ shards...                  paths, globs, braces, URLs; or a folder of images
 --out! FOLDER              the folder to create, or the index to replace
 (label where labels come from
 @labels
---label-table TABLE        a CSV or TSV file of keys and labels, with the header key,label;
-  a key is that of a tar's sample, of --key, or an image's path without its extension
+--label-table TABLE        a CSV or TSV file with the header key,label; see the docs for the keys
 )
 (
 --classes FILE             the class names, one per line, in order; or an index
@@ -259,8 +257,7 @@ shards...                  paths, globs, braces, URLs; or a folder of images
 --digest                   store a SHA-256 of each shard, for verify to compare
 @reading
 
-verify: Check every checksum of an index and its shards, or of shards without an index. A tar
-  without an index has checksums of its headers alone. Warnings also give the status 1.
+verify: Check every checksum of an index and its shards, or of shards. Warnings give the status 1.
 $ verify data/train.index --jobs 4
 $ verify 'data/*.tfrecord' --decode --bad-list bad.jsonl
 target...                  an index, or shards
@@ -290,15 +287,13 @@ records                    the numbers of records
 --key KEY...               show all records with this key
 --field NAME               write only the bytes of this field
 
-compare: Run a feed through TensorFlow and PyTorch, and compare the values and speed. Each framework
-  must be installed.
+compare: Run a feed through TensorFlow and PyTorch, and compare the values and speed.
 $ compare --feed train.py:feed --batches 200
 @feed
 --batches N                the maximum number of batches; default 100
 --backends NAME            run these; default torch tensorflow
 
-show: Draw a batch of images: a row for each class of a P x K batch, captions below. Needs
-  pip install 'twinfeed[images,pictures]'.
+show: Draw a batch of images, a row for each class of P x K. Needs twinfeed[images,pictures].
 $ show --feed train.py:feed --step 7 --out batch.png
 @feed
 --step N                   which batch of the epoch; default 0
@@ -323,8 +318,7 @@ $ when --feed train.py:feed --key class3/13 --until 5000
 --key KEY...               the key of records
 --until! N                 the last step, as loader.global_step says in the loop
 
-diff: Print the first step at which two feeds have other records, and why. No shards are read. The
-  exit status is 1 if they differ.
+diff: Print the first step at which two feeds have other records, and why. The status is then 1.
 $ diff --feed old/train.py:feed new/train.py:feed
 --feed! A.py:NAME B.py:NAME  two feeds; their files are imported
 
@@ -356,8 +350,7 @@ make                       FILE.py:NAME, a function that builds a sampler; its f
 --join                     join the members of a tar's sample that are not consecutive
 --raw                      read TFRecords as bytes, for records that are no Examples
 --max-record-bytes BYTES   refuse longer records; default 1 GiB
---root FOLDER              the folder or the URL of all shards; default: that of the index, or for
-  shards at URLs the deepest that has them all
+--root FOLDER              the folder or URL of all shards; default: of the index, or of all URLs
 --jobs N                   the number of parallel processes; default 1
 -q/--quiet                 no progress bar
 

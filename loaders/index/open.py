@@ -71,7 +71,13 @@ def open_index(
     """
     if not isinstance(cache, DiskCache | None):
         raise TypeError(f"cache must be a DiskCache, got {cache!r}")
-    index = open_without_checks(path, root, cache)
+    if cache is None and is_url(os.fspath(path)):
+        cache = cache_of_environment()
+    index = load_index(path, root, cache)
+    if root is None:
+        set_shards_root(index)
+    if index.remote:
+        index.cache = cache or cache_of_environment()
     if isinstance(index.shards_root, Location):
         store_of(index.shards_root).forget()
     if digest is not None and index.digest != digest:
@@ -83,27 +89,6 @@ def open_index(
             advice="get the index again from where the digest comes from",
         )
     _stat_shards(index)
-    return index
-
-
-def open_without_checks(
-    path: str | os.PathLike[str],
-    root: str | os.PathLike[str] | None,
-    cache: DiskCache | None = None,
-    /,
-) -> Index:
-    """Open the index at a path or URL, without checking the shards.
-
-    `root` is the folder or URL of the shards. If it is None, the shards are looked for in two
-    locations: beside the index, and at the URL where they were when the index was built.
-    """
-    if cache is None and is_url(os.fspath(path)):
-        cache = cache_of_environment()
-    index = load_index(path, root, cache)
-    if root is None:
-        set_shards_root(index)
-    if index.remote:
-        index.cache = cache or cache_of_environment()
     return index
 
 

@@ -68,7 +68,7 @@ def test_help_says_what_a_table_of_labels_holds(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main(["index", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"--label-table TABLE a CSV .* header key,label; a key is", text)
+    assert re.search(r"--label-table TABLE a CSV .* header key,label; see", text)
 
 
 def test_index_excludes_rest_of_broken_shard(

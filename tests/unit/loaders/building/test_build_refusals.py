@@ -326,7 +326,7 @@ REFUSED: Refused = [
             (KEYS | {"x": 0}, {"background": "y"}, "6 rows of the table have no record"),
             (KEYS | {"k4": float("nan")}, {}, r"1 labels are not a name .*first: \('k4', nan\)"),
             (KEYS | {"k4": None}, {}, "1 labels are not a name or an integer"),
-            ({"k0": 1, "k1": "cat", "k2": 2, "k3": 2, "k4": 2}, {}, f"{A_LABEL}the table, 'k0': 1"),
+            ({"k0": 1, "k1": "cat", "k2": 2, "k3": 2, "k4": 2}, {}, f"{A_LABEL}the table, 'k4': 2"),
         )
     ),
     (
