@@ -68,10 +68,13 @@ def check_sampler(
     whole = [stream.batches(epoch, 0, len(stream)) for epoch in range(_EPOCHS)]
     for law in (_check_pure, _check_states, _check_declared, _check_spans):
         law(stream, whole)
-    for world_size in worlds:
-        _check_ranks(stream, whole, world_size)
+    divided = [size for size in worlds if _check_ranks(stream, whole, size)]
     if stream.traits.num_ids is None and not stream.traits.padded:
-        report = audit(lambda: copy.deepcopy(stream), num_records=stream.num_records, world_size=1)
+        report = audit(
+            lambda rank, world_size: copy.deepcopy(stream).shard(rank, world_size),
+            num_records=stream.num_records,
+            world_size=(1, *divided),
+        )
         _law(report.ok, "\n".join(report.findings))
 
 
@@ -111,15 +114,17 @@ def _check_states(stream: BatchStream, whole: list[list[Int64s]]) -> None:
         _law(_same(remaining, after), f"the state of step {step} does not give what is left")
 
 
-def _check_ranks(stream: BatchStream, whole: list[list[Int64s]], world_size: int) -> None:
+def _check_ranks(stream: BatchStream, whole: list[list[Int64s]], world_size: int) -> bool:
+    """Check the slices of ranks. Return whether there are any: some streams cannot be divided."""
     try:
         ranks = [stream.shard(rank, world_size) for rank in range(world_size)]
     except ValueError:
-        return  # a stream that cannot be divided raises
+        return False
     for epoch, batches in enumerate(whole):
         parts = zip(*(rank.batches(epoch, 0, len(stream)) for rank in ranks), strict=True)
         joined = [np.concatenate(part) for part in parts]
         _law(_same(joined, batches), f"{world_size} ranks do not make up the batches")
+    return True
 
 
 def _check_declared(stream: BatchStream, whole: list[list[Int64s]]) -> None:

@@ -108,7 +108,8 @@ def method_of(sampler: Any, name: str) -> Any:
     """Return a method of an object, or of the sampler that it iterates over; else None."""
     for part in _PARTS:
         with suppress(AttributeError):
-            return attrgetter(part + name)(sampler)
+            if callable(method := attrgetter(part + name)(sampler)):
+                return method
     return None
 
 

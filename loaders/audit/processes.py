@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import current_process
 from types import ModuleType
 from typing import Any
 
@@ -21,19 +22,24 @@ _GRACE = 3.0  # seconds that a process has to end by itself
 def call_in_child(function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float) -> Any:
     """Return the result of a call in a new process, or None if the arguments are unknown there.
 
-    The main script is not imported, which may have no guard. To import the modules of the arguments
+    The main script is not imported, as it may have no guard. To import the modules of the arguments
     takes no part of the seconds.
     """
-    pool, main = Pool(1), sys.modules["__main__"]
     try:
         pickled = pickle.dumps(arguments)
-        sys.modules["__main__"] = ModuleType("__main__")
-        pool.submit(_import, pickled).result()
     except Exception:
-        pool.__exit__(None)
         return None
+    if b"__main__" in pickled or current_process().daemon:
+        return None
+    pool, main = Pool(1), sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        imported = pool.submit(_import, pickled)
     finally:
         sys.modules["__main__"] = main
+    if imported.exception() is not None:
+        pool.__exit__(None)
+        return None
     return _results([pool], function, [arguments], seconds + _GRACE)[0]
 
 

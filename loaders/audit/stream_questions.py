@@ -48,7 +48,7 @@ def ask_length(world: World) -> Answers:
         elif isinstance(length, str):
             yield "!", f"raises {length}{where}"
         elif world.endless:
-            yield "-", f"{length:,}, and no end came{where}"
+            yield "-", f"{length:,}, and no end came"
         elif [drawn.length for drawn in passes] != counts:
             yield "!", f"{length:,}, and {counts} came{where}"
         else:
