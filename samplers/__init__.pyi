@@ -23,5 +23,6 @@ from twinfeed.samplers.stream import Cursor as Cursor
 from twinfeed.samplers.subset import SubsetSampler as SubsetSampler
 from twinfeed.samplers.subset import split as split
 from twinfeed.samplers.traits import SamplerTraits as SamplerTraits
+from twinfeed.samplers.verdict import Verdict as Verdict
 from twinfeed.samplers.views import ViewSampler as ViewSampler
 from twinfeed.samplers.weighted import WeightedSampler as WeightedSampler

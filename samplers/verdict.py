@@ -12,8 +12,7 @@ class Verdict:
     Attributes:
         findings: what is wrong.
 
-    >>> from twinfeed.samplers import diagnose
-    >>> from twinfeed.samplers.verdict import Verdict
+    >>> from twinfeed.samplers import Verdict, diagnose
     >>> isinstance(diagnose(range(100), batch_size=10), Verdict)
     True
     """

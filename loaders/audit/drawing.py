@@ -216,10 +216,8 @@ class Maker:
         batched = arrays[0].ndim > 0
         for position, array in enumerate(arrays):
             if (array.ndim > 0) != batched:
-                found = "one id, and those before are batches"
-                if not batched:
-                    found = "a batch, and those before are single ids"
-                raise StoppedError(f"item {position} is {found}")
+                kind = "one id" if batched else "a batch"
+                raise StoppedError(f"item {position} is {kind}, and those before are not")
         sizes = np.array([array.size for array in arrays])
         return np.concatenate([array.reshape(-1) for array in arrays]), sizes, batched
 

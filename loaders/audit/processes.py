@@ -6,8 +6,8 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, wait
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import current_process
 from types import ModuleType
@@ -40,7 +40,7 @@ def call_in_child(function: Callable[..., Any], arguments: tuple[Any, ...], seco
     if imported.exception() is not None:
         pool.__exit__(None)
         return None
-    return _results([pool], function, [arguments], seconds + _GRACE)[0]
+    return _results([pool], [pool.submit(function, *arguments)], seconds + _GRACE)[0]
 
 
 def _import(pickled: bytes) -> None:
@@ -51,13 +51,15 @@ def draw_by_processes(maker: Maker, epochs: range, world_size: int, seconds: flo
     """Draw epochs by ranks that are joined by gloo, and may use collectives."""
     pools = [Pool(1) for _ in range(world_size)]
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/meeting"
-        ranks = [(maker, epochs, rank, world_size, path, seconds) for rank in range(world_size)]
-        return _results(pools, _draw_rank, ranks, seconds)
+        join = (f"{folder}/meeting", world_size, seconds)
+        jobs = [
+            pool.submit(_draw_rank, maker, epochs, rank, *join) for rank, pool in enumerate(pools)
+        ]
+        return _results(pools, jobs, seconds)
 
 
 def _draw_rank(
-    maker: Maker, epochs: range, rank: int, world_size: int, path: str, seconds: float
+    maker: Maker, epochs: range, rank: int, path: str, world_size: int, seconds: float
 ) -> Stream:
     from twinfeed.loaders.torch.process_groups import join_group
 
@@ -66,31 +68,20 @@ def _draw_rank(
     return maker.draw(epochs, rank, world_size)
 
 
-def _results(
-    pools: Sequence[Pool],
-    function: Callable[..., Any],
-    calls: list[tuple[Any, ...]],
-    seconds: float,
-) -> list[Any]:
-    """Return the results of calls, one in each pool; StoppedError names the rank that failed."""
+def _results(pools: list[Pool], jobs: list[Future[Any]], seconds: float) -> list[Any]:
+    """Return the results of jobs, one in each pool; StoppedError names the rank that failed."""
     leave: type[BaseException] | None = KeyboardInterrupt  # then no pool waits for its worker
     try:
-        jobs = [pool.submit(function, *call) for pool, call in zip(pools, calls, strict=True)]
         done, hanging = wait(jobs, seconds + _GRACE, FIRST_EXCEPTION)
         for job in [job for job in jobs if job in done and job.exception()] or hanging:
             error = job.exception() if job in done else None
-            rank = (
-                f"the process of rank {jobs.index(job)} of {len(jobs)}"
-                if len(jobs) > 1
-                else "the process"
-            )
+            rank = f" of rank {jobs.index(job)} of {len(jobs)}" if len(jobs) > 1 else ""
             if error is None:
-                raise TimeOverError(f"{rank} hangs")
+                raise TimeOverError(f"the process{rank} hangs")
             if isinstance(error, BrokenProcessPool):
-                raise StoppedError(f"{rank}: {error}")
+                raise StoppedError(f"the process{rank}: {error}")
             if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
-                advice = "make must be at the top level of a module, to pickle"
-                raise StoppedError(f"{advice}: {error}")
+                raise StoppedError(f"make must be at the top level of a module, to pickle: {error}")
             raise StoppedError(str(error))
         leave = None
         return [job.result() for job in jobs]

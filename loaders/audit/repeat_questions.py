@@ -12,8 +12,6 @@ from twinfeed.loaders.audit.drawing import Pass
 from twinfeed.loaders.audit.stream_questions import Answers, fault_if
 from twinfeed.loaders.audit.worlds import World
 
-_SEEDS = range(4)  # that are compared
-
 
 def ask_built_twice(world: World) -> Answers:
     """Whether two samplers that are built alike are equal."""
@@ -24,10 +22,8 @@ def ask_built_twice(world: World) -> Answers:
 def ask_random(world: World) -> Answers:
     """Whether global random states decide the order, are drawn from, or are reset."""
     if world.is_repeatable and not world.ignores_global_state:
-        state = (
-            "state of each rank decides its" if "rank" in world.maker.takes else "state decides the"
-        )
-        yield "-", f"the global random {state} order: pass a seed, or a generator"
+        order = "of each rank decides its" if "rank" in world.maker.takes else "decides the"
+        yield "-", f"the global random state {order} order: pass a seed, or a generator"
     states = [stream.states for stream in world.again]
     after, after_changed = (after for _, after in states)
     moved = [name for name in after if any(old.get(name) != new[name] for old, new in states)]
@@ -90,18 +86,16 @@ def ask_set_epoch(world: World) -> Answers:
 def ask_seeds(world: World) -> Answers:
     """Whether seeds have epochs of their own."""
     epochs = range(min(2, world.declared.epochs))
-    drawn = [[p.key for p in world.draw(epochs, seed=seed)] for seed in _SEEDS]
+    drawn = [[p.key for p in world.draw(epochs, seed=seed)] for seed in range(4)]
     for epoch, keys in enumerate(zip(*drawn, strict=True)):
-        if len({*keys}) == 1 and (
-            world.endless
-            or _are_equal([world.draw(epochs, seed=s)[epoch] for s in world.more_epochs])
-        ):
-            yield "!", f"{_SEEDS[0]} to {_SEEDS[-1]} all give the same epoch {epoch}"
+        more = (world.draw(epochs, seed=seed)[epoch].key for seed in world.more_epochs)
+        if {*keys} == {keys[0]} and (world.endless or all(key == keys[0] for key in more)):
+            yield "!", f"0 to 3 all give the same epoch {epoch}"
             return
-    if len(drawn[0]) > 1 and all(seed[1] == new[0] for seed, new in pairwise(drawn)):
+    if len(epochs) > 1 and all(seed[1] == new[0] for seed, new in pairwise(drawn)):
         yield "-", "seed 0, epoch 1 is seed 1, epoch 0: runs share epochs"
     else:
-        yield " ", f"{_SEEDS[0]} to {_SEEDS[-1]} have epochs of their own"
+        yield " ", "0 to 3 have epochs of their own"
 
 
 def ask_workers(world: World) -> Answers:
@@ -109,8 +103,7 @@ def ask_workers(world: World) -> Answers:
     without, *drawn = (world.draw(range(1), workers=workers)[0].ids for workers in range(3))
     for workers, ids in enumerate(drawn, start=1):
         if not world.endless and not np.array_equal(np.sort(ids), np.sort(without)):
-            text = f"{len(ids):,} ids with {workers}, {len(without):,} with 0, and other records"
-            yield "!", text
+            yield "!", f"{len(ids):,} ids with {workers}, {len(without):,} with 0, other records"
             return
     if all(np.array_equal(ids, without) for ids in drawn):
         yield " ", "0, 1 and 2 give the same"
@@ -121,26 +114,24 @@ def ask_workers(world: World) -> Answers:
 
 def ask_cost(world: World) -> Answers:
     """Say what construction, the first item and 10^6 ids cost; each is measured once."""
-    stream, maker, was_tracing = world.again[0], world.maker, tracemalloc.is_tracing()
+    stream, was_tracing = world.again[0], tracemalloc.is_tracing()
     (first, seconds), count = stream.passes[0].seconds, max(1, len(stream.passes[0].ids))
-    with maker.running("cost", 0, world.size):
+    text = f"{1e3 * stream.seconds:.1f} ms to build, {1e3 * first:.1f} ms to the first, "
+    text += f"{1e6 * seconds / count:.2g} s for 10^6 ids, "
+    with world.maker.running("cost", 0, world.size):
         tracemalloc.start()
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
         try:
-            sampler = maker.build(rank=0, world_size=world.size, epoch=0)
+            sampler = world.maker.build(rank=0, world_size=world.size, epoch=0)
             next(iter(sampler), None)
             megabytes = (tracemalloc.get_traced_memory()[1] - before) / 1e6
         finally:
             if not was_tracing:  # the caller may trace, too
                 tracemalloc.stop()
+        text += f"{megabytes:.1f} MB of Python's memory to the first, "
         try:
-            pickled = f"{len(pickle.dumps(sampler)):,} B pickled"
+            text += f"{len(pickle.dumps(sampler)):,} B pickled"
         except Exception as error:
-            pickled = f"it does not pickle ({type(error).__name__})"
-    yield (
-        "-",
-        f"{1e3 * stream.seconds:.1f} ms to build, {1e3 * first:.1f} ms to the first, "
-        f"{1e6 * seconds / count:.2g} s for 10^6 ids, {megabytes:.1f} MB of Python's "
-        f"memory to the first, {pickled}",
-    )
+            text += f"it does not pickle ({type(error).__name__})"
+    yield "-", text

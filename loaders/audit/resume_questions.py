@@ -26,11 +26,16 @@ class Trial(NamedTuple):
     the restart, by epoch: the rest of this one, unless it has ended, and the next one.
     """
 
+    name: str
     rank: int
     epoch: int
     stops: tuple[int, ...]
     known: list[Pass]
     expected: dict[int, Int64s]
+
+
+# Restarts, and returns the ids of each expected epoch.
+Restart = Callable[[World, Trial], list[Int64s]]
 
 
 def ask_start(world: World) -> Answers:
@@ -46,9 +51,7 @@ def ask_state(world: World) -> Answers:
         yield "-", str(error)
 
 
-def _compare(
-    world: World, restart: Callable[[World, Trial], list[Int64s]], *, twice: bool
-) -> Answers:
+def _compare(world: World, restart: Restart, *, twice: bool) -> Answers:
     """Try restarts, and compare each with the stream that went on."""
     wrong, anew, trials = list[tuple[int, str]](), 0, [*_trials(world, twice=twice)]
     for trial in trials:
@@ -58,23 +61,16 @@ def _compare(
             if at >= 0:
                 what = "the rest" if epoch == trial.epoch else "the next epoch"
                 ids, right = came[at : at + 3].tolist(), wanted[at : at + 3].tolist()
-                text = f"{_name(world, trial)}: {what}, from id {at} on, is {ids}, not {right}"
+                text = f"{trial.name}: {what}, from id {at} on, is {ids}, not {right}"
                 wrong.append((at, text))
-                whole = trial.known[trial.epoch].ids
-                anew += _first_difference(found[0], whole, world.endless) < 0
+                anew += _first_difference(found[0], trial.known[trial.epoch].ids, world.endless) < 0
                 break
     if not wrong:
         yield " ", f"{len(trials)} of {len(trials)} right"
     elif anew == len(wrong):
         yield "-", "the state has no position, and the epoch starts anew: let make take start"
     else:
-        text = min(wrong, key=itemgetter(0))[1]
-        yield "!", f"{len(wrong)} of {len(trials)} wrong; {text}"
-
-
-def _name(world: World, trial: Trial) -> str:
-    of_rank = f"rank {trial.rank} of {world.size}, " if world.size > 1 else ""
-    return f"{of_rank}epoch {trial.epoch}, after {' and '.join(map(str, trial.stops))}"
+        yield "!", f"{len(wrong)} of {len(trials)} wrong; {min(wrong, key=itemgetter(0))[1]}"
 
 
 def _trials(world: World, *, twice: bool) -> Iterator[Trial]:
@@ -86,6 +82,7 @@ def _trials(world: World, *, twice: bool) -> Iterator[Trial]:
     goes_on = world.ignores_global_state and "epoch" not in world.maker.takes
     for rank in sorted({0, world.size - 1}):
         known = world.streams[rank].passes
+        of_rank = f"rank {rank} of {world.size}, " if world.size > 1 else ""
         for epoch, drawn in enumerate(known[:2]):
             items = end = own = len(drawn)
             if world.endless:
@@ -98,11 +95,12 @@ def _trials(world: World, *, twice: bool) -> Iterator[Trial]:
             if twice and end >= 3:
                 stops.append((end // 3, end // 3))
             for at in stops:
+                name = f"{of_rank}epoch {epoch}, after {' and '.join(map(str, at))}"
                 expected = {} if sum(at) == end else {epoch: drawn.after(sum(at))}
                 if goes_on and epoch + 1 < len(known):
                     expected[epoch + 1] = known[epoch + 1].ids
                 if expected:
-                    yield Trial(rank, epoch, at, known, expected)
+                    yield Trial(name, rank, epoch, at, known, expected)
 
 
 def _first_difference(found: Int64s, expected: Int64s, endless: bool) -> int:
@@ -132,7 +130,7 @@ def _by_state(world: World, trial: Trial) -> list[Int64s]:
             items = iter(sampler)  # alive while the state is taken, as within a loop
             deque(islice(items, stop + is_end), maxlen=0)
             state = pickle.dumps(method_of(sampler, "state_dict")())
-    with maker.running(f"load_state_dict, {_name(world, trial)}", *rank, salt=_OTHER_SALT):
+    with maker.running(f"load_state_dict, {trial.name}", *rank, salt=_OTHER_SALT):
         sampler = _restored(world, trial, state, min(trial.expected))
         found: list[Int64s] = []
         for epoch in trial.expected:
