@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +128,18 @@ def source_bytes(source: object, /) -> int | None:
 
 def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
     """Read records of an index as samples, without the fields that they lack."""
-    samples: list[dict[str, Any]] = [{} for _ in ids]
-    if index.has_keys:
-        for sample, key in zip(samples, index.keys(ids), strict=True):
-            sample["__key__"] = key
-    names = list(index.fields)
-    is_missing = (index.rows(names, ids)["length"] == -1).reshape(len(ids), len(names))
-    for pattern in np.unique(is_missing, axis=0):  # which fields are missing, bool[fields]
-        positions = np.flatnonzero((is_missing == pattern).all(axis=1))
-        fields = [name for name, missing in zip(names, pattern, strict=True) if not missing]
-        for name, values in reader.read(ids[positions], fields).items():
-            for position, value in zip(positions.tolist(), values, strict=True):
-                samples[position][name] = value_to_pack(value)
-    for name, column in index.columns.items():
-        rows: Iterable[Any] = column[ids]
-        if name == "label" and index.classes:
-            rows = [index.classes[label] for label in column[ids].tolist()]
-        for sample, row in zip(samples, rows, strict=True):
-            sample[name] = row
-    return samples
+    values: dict[str, Sequence[Any]] = {"__key__": index.keys(ids)} if index.has_keys else {}
+    values |= reader.read_or_none(ids, [*index.fields, *index.columns])
+    if "label" in index.columns and index.classes:
+        values["label"] = [index.classes[label] for label in values["label"]]
+    return [
+        {
+            name: value_to_pack(value)
+            for name, value in zip(values, row, strict=True)
+            if value is not None
+        }
+        for row in zip(*values.values(), strict=True)
+    ]
 
 
 def value_to_pack(value: Any) -> Any:
