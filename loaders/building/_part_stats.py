@@ -36,8 +36,6 @@ class IndexStats:
       `first_shards` the first shard with each of its kinds, for an error, and `widths` the number
       of shards by the number of values that every record has, or 0 if records differ.
     - `string_sizes` has the number of keys and of paths of loose files, with their bytes.
-    - `mixed_within_shard_features` are the bytes features that have one value in some records of a
-      shard, and several in others.
     - `vocabulary` has the label names of all shards, and `first_labels` says where the first
       integer label and the first label name are.
     - `table` gives the labels by key, or is None if each record has its own label.
@@ -57,7 +55,6 @@ class IndexStats:
         self.first_shards = defaultdict[str, dict[str, str]](dict)
         self.widths = defaultdict[str, Counter[int]](Counter)
         self.string_sizes: dict[str, tuple[int, int]] = {}
-        self.mixed_within_shard_features: set[str] = set()
         self.vocabulary = Vocabulary()
         self.first_labels: dict[str, str] = {}
         if table is not None:
@@ -84,8 +81,6 @@ class IndexStats:
         self.sha256s += bytes.fromhex(part.sha256)
         self.num_excluded += part.num_excluded + part.num_skipped
         self.num_incomplete_shards += part.is_incomplete
-        # bytes features with one value in some records of the shard, and several in others
-        self.mixed_within_shard_features.update(part.mixed_features)
         self.vocabulary.add(part.label_names)
         self.first_labels = part.first_labels | self.first_labels  # those of earlier parts win
         for name, stats in part.fields.items():
@@ -95,6 +90,8 @@ class IndexStats:
             offset = max(before.max_offset, stats.max_offset)
             length = max(before.max_length, stats.max_length)
             self.fields[name] = before._replace(max_offset=offset, max_length=length)
+        for name in part.mixed_features:
+            self.first_shards[name] |= dict.fromkeys(("bytes", "bytes_list"), part.path)
 
     def column_width(self, name: str) -> int:
         """Return how many values of a field every record has, or 0 if it is not a column."""
@@ -104,7 +101,7 @@ class IndexStats:
 
     def mixed_features(self) -> set[str]:
         """Return the bytes features with one value in some records, and several in others."""
-        mixed = set(self.mixed_within_shard_features)
+        mixed = set()
         for name, first_shards in self.first_shards.items():
             if first_shards.keys() == {"bytes", "bytes_list"}:
                 mixed.add(name)

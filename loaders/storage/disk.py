@@ -170,6 +170,7 @@ class Disk:
                 flock(fd, fcntl.LOCK_EX)
                 yield fd
             finally:
+                flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
                 os.close(fd)
 
 

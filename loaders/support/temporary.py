@@ -66,6 +66,7 @@ def work_folder(
         finally:
             if not (failed and _clear(folder, keep)):
                 _delete(folder)
+            flock(fd, fcntl.LOCK_UN)  # forked children have the descriptor too
             os.close(fd)
     finally:
         if not parent_existed:
@@ -161,7 +162,7 @@ def _wait_for_lock(fd: int, folder: Path) -> None:
             flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         time.sleep(_INTERVAL)
-    text = f"{folder.parent}: waiting for another process that writes there"
+    text = f"{folder.parent}: waiting for another process that writes there, and locks {folder}"
     warnings.warn(text, RuntimeWarning, stacklevel=2)
     flock(fd, fcntl.LOCK_EX)
 

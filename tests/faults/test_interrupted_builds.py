@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import warnings
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from twinfeed.loaders import (
     build_index,
     open_index,
 )
+from twinfeed.loaders.support import temporary
 
 
 def test_fault_35_processes_building_one_index_leave_it_whole(tmp_path: Path) -> None:
@@ -110,6 +114,23 @@ def test_failed_build_keeps_only_previous_index(tmp_path: Path) -> None:
         build_index(shards, out, label="nope")
     assert sorted(path.name.partition("-")[0] for path in out.iterdir()) == ["columns", MANIFEST]
     assert tree(out) == before
+
+
+@pytest.mark.usefixtures("kept_parts")
+def test_worker_that_lives_on_does_not_keep_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forked worker has the descriptors of the process that builds."""
+    monkeypatch.setattr(temporary, "_TRIES", 1)
+    shards = tfrecords(tmp_path, shards=2)
+    flip(shards[1], 30)
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        with pytest.raises(DataCorruptionError):
+            build_index(shards, tmp_path / "x.index", executor=pool)
+        flip(shards[1], 30)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(build_index(shards, tmp_path / "x.index", executor=pool)) == 20
 
 
 @pytest.mark.usefixtures("kept_parts")
