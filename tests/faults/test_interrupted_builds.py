@@ -16,6 +16,7 @@ import pytest
 from support.inside import (
     MANIFEST,
     BuildPlan,
+    temporary,
 )
 from support.shards import (
     flip,
@@ -32,7 +33,6 @@ from twinfeed.loaders import (
     build_index,
     open_index,
 )
-from twinfeed.loaders.support import temporary
 
 
 def test_fault_35_processes_building_one_index_leave_it_whole(tmp_path: Path) -> None:

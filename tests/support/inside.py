@@ -42,6 +42,7 @@ from twinfeed.loaders.reading.source import FieldReader, reader_of
 from twinfeed.loaders.storage import _http_connections, open_store, retries
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.url import Location, unquoted
+from twinfeed.loaders.support import temporary
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.checksum import crc32c, masked_crc32c
 from twinfeed.loaders.support.limits import LIMITS
