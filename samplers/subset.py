@@ -222,14 +222,16 @@ def split(
             a record may change its part when its class grows.
         groups: the group of each record, int or str, such as its video or its patient. The hash is
             of the group, so a group is in one part, and stays there. The size of a group does not
-            matter: with few groups, the parts are far from the fraction.
+            matter: with few groups, the parts are far from the fraction. With `by`, the groups are
+            dealt, the largest first, to the part that is filled least with their classes, so the
+            parts are near the fraction of each class. A group may change its part when data grow.
 
     Returns:
         (training, validation), or the parts in the order of their fractions: sorted int64 arrays of
         ids.
 
     Raises:
-        ValueError: `by` and `groups` are given together, or no record falls into a part.
+        ValueError: no record falls into a part.
 
     Records that are added at the end move no earlier record:
 
@@ -250,12 +252,13 @@ def split(
     [1, 2, 5]
     >>> split(6, fraction=0.5, seed=0, groups=["a", "a", "b", "b", "c", "c"])[1].tolist()
     [2, 3]
+    >>> patients, labels = [1, 1, 2, 3, 3, 4, 5, 5], ["ill"] * 4 + ["well"] * 4
+    >>> split(8, fraction=0.5, seed=0, by=labels, groups=patients)[1].tolist()
+    [2, 5, 6, 7]
     """
     seed, fractions_after = validate.seed(seed), _fractions_after(fraction)
     inputs = _ids_or_key_hashes(records)
     if groups is not None:
-        if by is not None:
-            raise ValueError("by= and groups= exclude each other: a group may have several labels")
         inputs = _hash_inputs_of_groups(groups, len(inputs))
     hashes = random_words(root_key(seed, "split"), inputs) >> np.uint64(11)  # below 2^53
     part_of = np.zeros(len(hashes), np.min_scalar_type(len(fractions_after)))  # of each record
@@ -265,7 +268,10 @@ def split(
     else:
         order = by if isinstance(by, ClassOrder) else ClassOrder(by)
         _check_count("by", len(order.records), len(hashes))
-        _stratify(part_of, order, hashes, fractions_after, root_key(seed, "split by"))
+        if groups is None:
+            _stratify(part_of, order, hashes, fractions_after, root_key(seed, "split by"))
+        else:
+            _deal_groups(part_of, order, inputs, hashes, fractions_after)
     parts = tuple(np.flatnonzero(part_of == number) for number in range(len(fractions_after) + 1))
     fractions = -np.diff([1.0, *fractions_after, 0.0])
     for number, part in enumerate(parts):
@@ -324,6 +330,53 @@ def _stratify(
         counts = _scaled_counts(counts, share, random_order, derive(key, part))  # [2], then [1]
         is_moved = index_in_class < counts[class_index]  # [1, 1, 0, 0], then [1, 0, 0, 0]
         part_of[records[is_moved]] = part  # by hash: [1, 1, 0, 0], then [2, 1, 0, 0]
+
+
+def _deal_groups(
+    part_of: Integers,
+    order: ClassOrder,
+    group_of: Integers,
+    hashes: UInt64s,
+    fractions_after: list[float],
+) -> None:
+    """Write to `part_of` the part of each record, so that no group is in two parts, and each part
+    has about its fraction of each class.
+
+    Groups are dealt greedily, as in scikit-learn's `StratifiedGroupKFold`: the largest first, equal
+    ones by hash, to the part that is filled least with what the group has. A part's fill is, for
+    each class of the group and threefold for all records, its share of them by its fraction, with
+    half of the group. It is weighted by the records that the group has of the class.
+    """
+    class_of = np.empty(len(hashes), np.int64)
+    class_of[order.records[ranges(order.starts, order.starts + order.sizes)]] = groups_and_indices(
+        order.sizes
+    )[0]
+    _, first, group_index, group_sizes = np.unique(
+        group_of, return_index=True, return_inverse=True, return_counts=True
+    )
+    pairs, counts = np.unique(group_index * len(order) + class_of, return_counts=True)
+    bounds = np.searchsorted(pairs, np.arange(len(first) + 1) * len(order)).tolist()
+    classes, counts_of_pairs = (pairs % len(order)).tolist(), counts.tolist()
+    # All records count as one more class.
+    totals = [*order.sizes.tolist(), len(hashes) / 3]
+    fractions = enumerate((-np.diff([1.0, *fractions_after, 0.0])).tolist())
+    filled = {part: (fraction, [0] * len(totals)) for part, fraction in fractions if fraction > 0}
+    part_of_group = np.zeros(len(first), part_of.dtype)
+    sizes = group_sizes.tolist()
+    for group in np.lexsort((hashes[first], -group_sizes)).tolist():
+        members = slice(*bounds[group : group + 2])
+        contents = [
+            *zip(classes[members], counts_of_pairs[members], strict=True),
+            (len(order), sizes[group]),
+        ]
+        fill = {
+            part: sum(n * (found[k] + n / 2) / totals[k] for k, n in contents) / fraction
+            for part, (fraction, found) in filled.items()
+        }
+        part_of_group[group] = part = min(fill, key=fill.__getitem__)  # of equal ones the first
+        for k, n in contents:
+            filled[part][1][k] += n
+    part_of[:] = part_of_group[group_index]
 
 
 def _sorted_by_class_and_hash(

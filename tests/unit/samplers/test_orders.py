@@ -332,6 +332,30 @@ def test_split_into_several_sides_begins_as_split_into_two(
         assert by is not None or np.array_equal(several[-1], last)
 
 
+@given(
+    group_labels=st.lists(st.integers(0, 3), min_size=8, max_size=60),
+    size=st.integers(1, 5),
+    fractions=st.sampled_from([[0.8, 0.2], [0.5, 0.3, 0.2], [0.6, 0.0, 0.4]]),
+    seed=st.integers(0, 9),
+)
+def test_split_by_class_and_group_keeps_groups_whole_and_classes_in_proportion(
+    group_labels: list[int], size: int, fractions: list[float], seed: int
+) -> None:
+    """Groups of one class: each part has its fraction of each class, to within a group."""
+    sizes = 1 + np.arange(len(group_labels)) % size
+    groups = np.repeat(np.arange(len(group_labels)), sizes)
+    labels = np.repeat(group_labels, sizes)
+    sides = parts(len(groups), fraction=fractions, seed=seed, by=labels, groups=groups)
+    assert np.array_equal(np.sort(np.concatenate(sides)), np.arange(len(groups)))
+    of_groups = [set(groups[side].tolist()) for side in sides]
+    assert sum(map(len, of_groups)) == len(group_labels)
+    for side, fraction in zip(sides, fractions, strict=True):
+        counts = np.bincount(labels[side], minlength=4)
+        expected = fraction * np.bincount(labels, minlength=4)
+        assert (abs(counts - expected) <= size).all()
+        assert fraction > 0 or not len(side)
+
+
 def test_split_into_several_sides_keeps_class_fractions() -> None:
     """Of large classes and of small ones, on each side to within two records."""
     for size in (3, 1000):
@@ -352,6 +376,8 @@ def test_splits_have_golden_vectors() -> None:
     uneven = split(23, fraction=[0.5, 0.3, 0.2], seed=1, by=np.arange(23) * 7 % 5)
     assert uneven[1].tolist() == [0, 1, 2, 6, 7, 8, 18, 19]
     assert split(24, fraction=0.4, seed=4, groups=labels)[1].tolist() == [2, 8, 14, 20]
+    trios = split(24, fraction=[0.5, 0.3, 0.2], seed=1, by=labels, groups=np.arange(24) // 3)
+    assert trios[1].tolist() == [6, 7, 8, 15, 16, 17]
     named = [f"g{label}" for label in labels]
     held = split(24, fraction=0.4, seed=5, groups=named)[1]
     assert held.tolist() == [1, 4, 7, 10, 13, 16, 19, 22]
