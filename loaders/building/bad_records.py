@@ -83,27 +83,25 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
     Each line needs a `shard` and a `record`. Empty lines are skipped. Any other line raises
     ValueError.
     """
-    text = read_file(path, LIMITS.table_bytes).decode("utf-8", "surrogateescape")
-    records = []
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            if line.strip():
-                records.append(_parse_line(line))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{os.fspath(path)}, line {number}: not a bad record: {error}; a line looks like "
-                f'{{"shard": "a.tar", "record": 7}}: make the list with twinfeed verify'
-            ) from None
-    return records
+    lines = read_file(path, LIMITS.table_bytes).decode("utf-8", "surrogateescape").splitlines()
+    where = f"{os.fspath(path)}, line"
+    return [_parse_line(line, f"{where} {n}") for n, line in enumerate(lines, 1) if line.strip()]
 
 
-def _parse_line(line: str) -> BadRecord:
-    """Return the `BadRecord` of a line of JSON; raise TypeError or ValueError for another."""
-    bad = BadRecord(**json.loads(line))
-    has_number = type(bad.record) is int and bad.record >= 0  # a bool is not a number
-    if not (has_number and isinstance(bad.shard, str) and isinstance(bad.rest, bool)):
-        raise ValueError(f"got {line[:80]!r}")
-    return bad
+def _parse_line(line: str, where: str) -> BadRecord:
+    """Return the `BadRecord` of a line of JSON; raise ValueError for another."""
+    problem: object = f"got {line[:80]!r}"
+    try:
+        bad = BadRecord(**json.loads(line))
+        has_number = type(bad.record) is int and bad.record >= 0  # a bool is not a number
+        if has_number and isinstance(bad.shard, str) and isinstance(bad.rest, bool):
+            return bad
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = error
+    raise ValueError(
+        f"{where}: not a bad record: {problem}; a line looks like "
+        f'{{"shard": "a.tar", "record": 7}}: make the list with twinfeed verify'
+    )
 
 
 def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:

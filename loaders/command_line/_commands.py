@@ -60,9 +60,7 @@ def run_pack(options: argparse.Namespace) -> None:
     """Run `twinfeed pack`; options that say how records are read mean that the source is shards."""
     source: str | list[str] | Index | CompressedShards = _unwrap_single(options.source)
     if options.root is not None:
-        if not isinstance(source, str) or not is_index_path(source):
-            raise ValueError("--root needs an index as the source, and the source is not an index")
-        source = open_index(source, root=options.root)
+        source = open_index(options.source[0], root=options.root)
     if options.label is not None or options.key is not None or not options.example:
         # Take this class for all shards: it decompresses only those that are compressed.
         source = CompressedShards(

@@ -88,7 +88,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("pack empty out", 1, "empty"),
     ("pack tars out", 1, "'tars/*.tar'"),
     ("pack set/one.jpg out", 1, "one.jpg"),
-    ("pack tars out --root tars", 2, "--root"),
+    ("pack tars out --root tars", 1, "no index here"),
     ("pack data.index out --split a=0.5 --split a=1.0", 2, "--split gives a name twice"),
     ("plan --feed data.index", 2, "--feed must be FILE.py:NAME"),
 ]
