@@ -94,19 +94,14 @@ def check_complete(paths: Iterable[str], /) -> None:
             prefix, number, total, suffix = match.groups()
             sets[prefix, total, suffix].add(int(number))
     for (prefix, total, suffix), numbers in sets.items():
-        name = f"{prefix}-*-of-{total}{suffix}"
-        too_large = sorted(number for number in numbers if number >= int(total))
-        if too_large:
+        name, count = f"{prefix}-*-of-{total}{suffix}", int(total)
+        if max(numbers) >= count:
+            raise DataCorruptionError(f"shard number {max(numbers)} of {name} is not below {count}")
+        if missing := count - len(numbers):
+            first = next(number for number in range(count) if number not in numbers)
             raise DataCorruptionError(
-                f"shard number {too_large[0]} of {name} is not below {int(total)}"
-            )
-        missing = int(total) - len(numbers)
-        if missing:
-            all_missing = (number for number in range(int(total)) if number not in numbers)
-            first_five = itertools.islice(all_missing, 5)
-            first = ", ".join(f"{number:0{len(total)}d}" for number in first_five)
-            raise DataCorruptionError(
-                f"incomplete shards {name}: {missing} of {int(total)} missing, first: {first}",
+                f"incomplete shards {name}: {missing} of {count} missing, first: "
+                f"{first:0{len(total)}d}",
                 advice="give all of them, or index those that exist with complete=False "
                 "(--incomplete in a terminal)",
             )

@@ -9,10 +9,9 @@ import reprlib
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from itertools import chain
 from pathlib import Path
@@ -25,7 +24,7 @@ from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import load_feed, load_name, load_state
 from twinfeed.loaders.command_line._printing import print_lines, show_warning
-from twinfeed.loaders.errors import ShardWarning, WorkerDiedError
+from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.index import load_index
 from twinfeed.loaders.index.options import IndexOptions, ReadingOptions
@@ -71,18 +70,9 @@ def run_pack(options: argparse.Namespace) -> None:
         print_lines(f"{index.path}: {_summary(index)}")
 
 
-@contextmanager
-def process_pool(jobs: int) -> Iterator[Executor | None]:
-    """Yield a pool of `jobs` worker processes, or None if `jobs` is 1."""
-    if validate.integer("jobs", jobs, minimum=1) == 1:
-        yield None
-        return
-    try:
-        with Pool(jobs) as pool:
-            yield pool
-    except BrokenProcessPool as error:
-        advice = "lower --jobs if the memory ran out (see dmesg); --jobs 1 shows where it happens"
-        raise WorkerDiedError(str(error), advice=advice) from error
+def _process_pool(jobs: int) -> AbstractContextManager[Executor | None]:
+    """Return a pool of `jobs` worker processes, or None if `jobs` is 1, for a `with` block."""
+    return nullcontext() if validate.integer("jobs", jobs, minimum=1) == 1 else Pool(jobs)
 
 
 def run_index(options: argparse.Namespace) -> None:
@@ -92,7 +82,7 @@ def run_index(options: argparse.Namespace) -> None:
     options.classes = "names" if options.label_names else _class_names(options.classes)
     options.fields = _unique_names("--field", options.field)
     arguments, shards = _arguments(build_index, options), _unwrap_single(options.shards)
-    with process_pool(options.jobs) as executor:
+    with _process_pool(options.jobs) as executor:
         index = build_index(shards, options.out, executor=executor, **arguments)
     print_lines(f"{options.out if is_url(options.out) else index.path}: {_summary(index)}")
 
@@ -102,7 +92,7 @@ def run_verify(options: argparse.Namespace) -> int:
     # A warning that was shown before counts too.
     with (
         warnings.catch_warnings(record=True, action="always", category=ShardWarning) as warned,
-        process_pool(options.jobs) as executor,
+        _process_pool(options.jobs) as executor,
     ):
         target = _unwrap_single(options.target)
         report = verify(target, executor=executor, **_arguments(verify, options))

@@ -20,6 +20,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from importlib.metadata import version
 from textwrap import fill
@@ -37,6 +38,8 @@ _INTERRUPTED: dict[Any, str] = {
     _commands.run_pack: "; nothing was written",
     _commands.run_index: "; finished shards are kept: run the command again to continue",
 }
+
+_ADVISE_FEWER_JOBS = "lower --jobs if the memory ran out (see dmesg); --jobs 1 shows where it ends"
 
 EPILOG = """\
 twinfeed COMMAND --help has examples.
@@ -71,6 +74,9 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
     except BrokenPipeError:  # the program that reads the output has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except BrokenProcessPool as error:
+        print_lines(f"twinfeed: error: {error}; what to do: {_ADVISE_FEWER_JOBS}", error=True)
+        return 1
     except (LoaderError, OSError, EOFError) as error:
         print_lines(f"twinfeed: error: {error_line(error)}", error=True)
         return 1

@@ -129,8 +129,8 @@ REFUSED: Refused = [
         (of(f"tar/{many}"), ValueError, "more than 1000000")
         for many in ("{0..999999999}", "{0..1000000}", "{a,b}" * 60)
     ),
-    (of("gaps/*"), ValueError, "3 of 10 missing, first: 00002, 00005, 00009.*complete=False"),
-    (of("gaps/b-000000000-of-999999999"), ValueError, "first: 000000001, 000000002"),
+    (of("gaps/*"), ValueError, "3 of 10 missing, first: 00002.*complete=False"),
+    (of("gaps/b-000000000-of-999999999"), ValueError, "missing, first: 000000001"),
     (of("beyond/*"), ValueError, "shard number 2 .* not below 2"),
     *(
         (of("tar/d-000000.tar", again), ValueError, r"named twice \(1: .*0\.tar and .*\.tar\)$")
