@@ -6,10 +6,9 @@ of a framework need it before the function is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.feed.arguments import Batch, BatchTransform
 from twinfeed.loaders.feed.collate import (
-    CollateError,
     FieldSpec,
     Mode,
     Ragged,
@@ -32,6 +30,7 @@ from twinfeed.samplers.drawing.random_words import derive
 from twinfeed.samplers.validate import a_type
 
 _ADVISE_CORRECTING = "correct the function: try it on feed[epoch, step] of a feed without it"
+_ADVISE_SPEC = "make each batch like the first, or give batch_spec=, with None for other lengths"
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,30 +79,8 @@ class BatchFunction:
         The function is not called for a batch without rows.
         """
         values = self.call(batch, request) if len(request.ids) else dict.fromkeys(self.spec, ())
-        with _errors_with_step(request, partial(self._batch_spec_advice, values)):
+        with _errors_with_step(request, _ADVISE_SPEC):
             return {"id": request.ids, **collate(values, self.spec, how=self.how)}
-
-    def _batch_spec_advice(self, values: Mapping[str, Sequence[Any]]) -> str:
-        """Return the advice about a batch unlike the first one: a `batch_spec` that fits both, if
-        one exists, as (None, 8) fits rows of the shapes (5, 8) and (3, 8).
-        """
-        # The `batch_spec` to advise: what the user has declared, with None for sizes that differ.
-        advised = dict(self.declared)
-        try:
-            for name, field in self.spec.items():
-                shape = np.shape(values[name][0])
-                if len(shape) == len(field.shape) and shape != field.shape:
-                    sizes = zip(shape, field.shape, strict=True)
-                    common_shape = tuple(size if size == first else None for size, first in sizes)
-                    advised[name] = FieldSpec(common_shape, field.dtype)
-            # Raises CollateError if the batch does not fit this spec either.
-            collate(values, {**self.spec, **advised}, how=self.how)
-        except (KeyError, CollateError):
-            return "make each batch like the first, or give the dtypes and shapes as batch_spec="
-        shown = {  # as the user writes it: (shape, name of the dtype), or None for byte strings
-            name: (field.shape, field.dtype and field.dtype.name) for name, field in advised.items()
-        }
-        return f"give the feed batch_spec={shown}, or make each batch like the first"
 
     def call(self, batch: Batch, request: Request, /) -> dict[str, Any]:
         """Call the user's function on a batch, and return a dict of the fields that it returned.
@@ -125,16 +102,14 @@ class BatchFunction:
 
 
 @contextmanager
-def _errors_with_step(
-    request: Request, advice: Callable[[], str] = lambda: _ADVISE_CORRECTING
-) -> Iterator[None]:
-    """Turn an error in the `with` block into a DecodeError with epoch, step and `advice()`."""
+def _errors_with_step(request: Request, advice: str = _ADVISE_CORRECTING) -> Iterator[None]:
+    """Turn an error in the `with` block into a DecodeError with epoch, step and advice."""
     try:
         yield
     except Exception as error:
         problem = getattr(error, "problem", repr(error))
         where = f"batch_transform at epoch {request.epoch}, step {request.step}"
-        raise DecodeError(f"{where}: {problem}", advice=advice()) from error
+        raise DecodeError(f"{where}: {problem}", advice=advice) from error
 
 
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:

@@ -1,7 +1,6 @@
 """A function of the batch: the same result in every loader, and what it may not return."""
 
 import random
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -241,9 +240,7 @@ def test_batch_spec_declares_dimensions_that_vary(index: Index) -> None:
     sampler = BatchSampler(SequentialSampler(N), batch_size=3)
     feed = Feed(index, sampler, batch_transform=trimmed)
     spec = {"tokens": ((None,), "int64")}
-    says = (
-        rf"epoch 0, step 1: .*'tokens' has shape \(5,\).*\n.*batch_spec={re.escape(str(spec))}, or"
-    )
+    says = r"epoch 0, step 1: .*'tokens' has shape \(5,\).*\n.*batch_spec=, with None"
     with pytest.raises(DecodeError, match=says):
         list(NumpyLoader(feed))
     feed = Feed(index, sampler, batch_transform=trimmed, batch_spec=spec)
@@ -251,26 +248,6 @@ def test_batch_spec_declares_dimensions_that_vary(index: Index) -> None:
         with make(feed) as loader:
             assert [batch["tokens"].shape[1] for batch in loader] == [3, 5, 4, 5, 5, 3, 5, 2]
     assert TensorFlowLoader(feed).dataset.element_spec["tokens"].shape == (None, None)
-
-
-def test_suggested_batch_spec_keeps_declared_fields(index: Index) -> None:
-    """And what no batch_spec takes names none."""
-
-    def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
-        n, later = len(batch["id"]), int(batch["id"][0])
-        kind = np.float64 if later == 6 else np.float32
-        return {"a": np.zeros((n, 2, 1 + later), kind), "b": np.zeros((n, 1 + later), np.int8)}
-
-    sampler = BatchSampler(SequentialSampler(N), batch_size=3)
-    a, b = "'a': ((2, None), 'float32')", "'b': ((None,), 'int8')"
-    declared: dict[str, Any] = {"a": ((2, None), np.float32)}
-    for spec, says in (
-        ({}, f"batch_spec={{{a}, {b}}}"),
-        (declared, f"batch_spec={{{a}, {b}}}"),
-        (declared | {"b": ((None,), np.int8)}, "or give the dtypes and shapes as batch_spec="),
-    ):
-        with pytest.raises(DecodeError, match=re.escape(says)):
-            list(NumpyLoader(Feed(index, sampler, batch_transform=function, batch_spec=spec)))
 
 
 def test_batch_transform_accepts_lengths_padded_by_collate(index: Index) -> None:
