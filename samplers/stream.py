@@ -326,7 +326,7 @@ class Cursor:
                 f"(Lightning: save by ModelCheckpoint while fit runs)"
             )
         elif self.epoch < epoch:
-            _warn_of_ended_epoch(self.epoch, epoch)
+            _warn_of_repeated_epoch(self.epoch, epoch)
         return epoch == self.epoch
 
     def received(self) -> bool:
@@ -371,12 +371,7 @@ class Cursor:
         # The caller chooses the epoch, so a repetition of it is no mistake: do not warn.
         self._passes_of_epoch = _NO_PASSES
         if epoch <= self._resumed_epoch:
-            warn(
-                f"set_epoch({epoch}) was called after the pass that resumed epoch "
-                f"{self._resumed_epoch}, so epoch {epoch} comes again: count epochs from that of "
-                f"the state, or call no set_epoch (Fabric counts its passes from 0: leave the "
-                f"DataLoader out of setup_dataloaders, and call fabric.to_device(batch))"
-            )
+            _warn_of_repeated_epoch(epoch, self._resumed_epoch)
         self._resumed_epoch = -1  # warn only once
 
     def state_dict(self) -> dict[str, Any]:
@@ -396,7 +391,7 @@ class Cursor:
         # `set_epoch` may have been called before: torchdata loads a state after it.
         requested = self._requested_epoch
         if requested is not None and position == (requested + 1, 0) and not self.stream.evaluation:
-            _warn_of_ended_epoch(requested, position[0])
+            _warn_of_repeated_epoch(requested, position[0])
         self.epoch, self.step = position
         self.resume_here()
 
@@ -407,16 +402,17 @@ class Cursor:
         self._latest_pass = None
 
 
-def _warn_of_ended_epoch(requested_epoch: int, loaded_epoch: int) -> None:
-    """Warn that a state was saved after the epoch that `set_epoch` was called with.
+def _warn_of_repeated_epoch(epoch: int, loaded_epoch: int) -> None:
+    """Warn that an epoch comes again, which a loaded state has left behind.
 
     At the end of epoch 2, the position of a state is step 0 of epoch 3. A loop that is resumed,
     counts epochs and calls `set_epoch(2)` trains on epoch 2 twice.
     """
     warn(
-        f"set_epoch({requested_epoch}) was called, but the loaded state was saved after "
-        f"the last batch of epoch {loaded_epoch - 1}, so an epoch comes twice: resume the "
-        f"loop at epoch {loaded_epoch}, or count steps in place of epochs"
+        f"set_epoch({epoch}) was called, but a state of epoch {loaded_epoch} was loaded, so an "
+        f"epoch comes again: count epochs from that of the state, or call no set_epoch (Fabric "
+        f"counts its passes from 0: leave the DataLoader out of setup_dataloaders, and call "
+        f"fabric.to_device(batch))"
     )
 
 

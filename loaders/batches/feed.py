@@ -16,12 +16,12 @@ from twinfeed.loaders.feed.arguments import (
     Batch,
     BatchTransform,
     Decode,
+    check_collated,
     check_fields,
     check_fit,
     check_function,
     check_side_table,
     check_spec,
-    check_stored_fields,
     check_unreserved,
 )
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
@@ -167,7 +167,7 @@ class Feed:
         for name, rows in side.items():
             check_side_table(name, rows, self.index, self.sampler)
         if self.decode is None and self.transform is None:
-            check_stored_fields(self.index, self.fields, self._collate, self._declared_spec)
+            check_collated(self.index, self._collate, self.fields)
         if self.decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
             check_names("field", self.fields, advice, side=side)

@@ -14,15 +14,14 @@ from twinfeed.loaders.batches._decoded_cache import Fields
 from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.batches.batcher import (
     Batcher,
-    call_for_record,
     check_sample,
+    samples_of,
     with_private_copies,
 )
 from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.batches.repeatability import (
     array_copy,
     bitwise_equal,
-    buffer_error,
     call_repeatedly,
 )
 from twinfeed.loaders.errors import DecodeError, LoaderError
@@ -38,6 +37,7 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.prefetch.schedule import Request, of_all_ranks
 from twinfeed.loaders.reading.source import Source
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.samplers import BatchStream
 
 # How many steps are searched for a sample of another record than the first.
@@ -81,19 +81,20 @@ def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchS
     check.
     """
     sample: Fields = {}
+    is_own = draft.decode is None or type(draft.decode).__module__.startswith("twinfeed.")
     if declared is None:
-        first, second = probe_requests(draft.index, sampler)
-        sample = _probe(draft, first, second)
-        spec = _spec_of_sample(draft, first, sample)
-        _check_spec(draft, spec)
-    else:
-        spec = declared
-        _check_spec(draft, spec)
-        is_deterministic = isinstance(draft.index, Index) and _is_own_decode(draft.decode)
-        if not is_deterministic or draft.needs_sample:
-            with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
-                sample = _probe(draft, *probe_requests(draft.index, sampler))
-    return draft.with_spec(spec, sample)
+        requests = _sample_requests(draft, sampler)
+        sample = _probe(draft, requests, is_own)
+        declared = _spec_of_sample(draft, requests[0], sample)
+    _check_spec(draft, declared)
+    if not sample and not (isinstance(draft.index, Index) and is_own and not draft.needs_sample):
+        with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
+            requests = _sample_requests(draft, sampler)
+            sample = _probe(draft, requests, is_own)
+    recipe = draft.with_spec(declared, sample)
+    if sample and recipe.fields_in_place and not is_own:
+        _probe_in_place(recipe, requests, sample)
+    return recipe
 
 
 def tried(recipe: Recipe, function: BatchFunction, sampler: BatchStream, /) -> Recipe:
@@ -109,126 +110,99 @@ def tried(recipe: Recipe, function: BatchFunction, sampler: BatchStream, /) -> R
     with Batcher(recipe) as batcher:
         first_batch = batcher(first)
 
-        def call(request: Request) -> Fields:
+        def call(request: Request) -> list[Fields]:
             """Make the batch of a request, and call the user's function on it."""
             batch = copy.deepcopy(first_batch) if request is first else batcher(request)
             batch.pop("mask", None)
-            return function.call(batch, request)
+            return [function.call(batch, request)]
 
-        values = call_repeatedly(
-            "batch_transform", call, first, second, times=3, input_name="one batch"
-        )
+        options: dict[str, Any] = {"times": 3, "input_name": "one batch"}
+        values = call_repeatedly("batch_transform", call, first, second, **options)
     padded_fields = {name for name in recipe.spec if mode_of(recipe.collate, name) == "pad"}
     function, row = function.with_spec(values, padded_fields)
     recipe.check_names("field", function.spec, "give it another name in batch_transform")
     return recipe.with_batch_function(function, row)
 
 
-def _probe(draft: Recipe, first: Request, second: Request) -> Fields:
-    """Return the sample of the request `first`, after checking reading, decode and transform with
-    it in turn, and with `second`, a sample of another record.
-    """
+def _sample_requests(draft: Recipe, sampler: BatchStream) -> tuple[Request, Request, Request]:
+    """Return the requests of the stream's first sample, of it and another record's, of this."""
+    first, second = probe_requests(draft.index, sampler)
+    both: dict[str, Any] = {
+        name: np.concatenate([getattr(first, name), getattr(second, name)])
+        for name in ("ids", "records", "views", "seeds")
+    }
+    return first, first._replace(**both), second  # last, to overwrite what the others have
+
+
+def _probe(draft: Recipe, requests: tuple[Request, ...], is_own: bool) -> Fields:
+    """Return the sample of the first request, after checking reading, decode and transform."""
+    first = requests[0]
     with Batcher(draft) as batcher:
+        (sample,) = batcher.decoded(first.records)
         if not isinstance(draft.index, Index):
-            _probe_read(batcher, first, second)
-        decode = partial(_decoded_sample, batcher)
-        if _is_own_decode(draft.decode):
-            sample = decode(first)
-        else:
-            sample = call_repeatedly("decode", decode, first, second, times=_CALLS)
-            if hasattr(draft.decode, "writes"):
-                _probe_in_place_decode(batcher, first, second, sample)
+            item = draft.index.describe(int(first.records[0]))
+            read = lambda request: batcher.stored(request.records)  # noqa: E731
+            call_repeatedly("read", read, *requests, times=_CALLS, input_name=item)
+        if not is_own:
+            decode = lambda request: batcher.decoded(request.records)  # noqa: E731
+            sample = call_repeatedly("decode", decode, *requests, times=_CALLS)
         if draft.transform is not None:
-            sample = _probe_transform(batcher, first, second, sample)
+            sample = _probe_transform(batcher, requests, sample)
         check_sample(draft, int(first.records[0]), sample, sample)
         return sample
 
 
-def _decoded_sample(batcher: Batcher, request: Request) -> Fields:
-    """Return the decoded sample of a request for one record."""
-    return batcher.decoded(request.records)[0]
-
-
-def _probe_read(batcher: Batcher, first: Request, second: Request) -> None:
-    """Check that a source's reads are repeatable.
-
-    A source that fills one buffer for all records shows if two are read together, and not if each
-    is read alone.
-    """
-
-    def read(request: Request) -> Fields:
-        """Return the stored fields of the record of a request."""
-        return batcher.stored(request.records)[0]
-
-    item = batcher.recipe.index.describe(int(first.records[0]))
-    call_repeatedly("read", read, first, second, times=_CALLS, input_name=item)
-    with suppress(LoaderError, OSError):  # raised again when the record's batch is made
-        separate = [array_copy(read(request)) for request in (first, second)]
-        together = batcher.stored(np.concatenate([first.records, second.records]))
-        for name in together[0]:
-            equal_together = bitwise_equal(together[0][name], together[1][name])
-            if equal_together and not bitwise_equal(separate[0][name], separate[1][name]):
-                raise buffer_error("read", name)
-
-
-def _probe_in_place_decode(
-    batcher: Batcher, first: Request, second: Request, sample: Fields
-) -> None:
+def _probe_in_place(recipe: Recipe, requests: tuple[Request, ...], sample: Fields) -> None:
     """Check that `decode.into` returns the same sample as decode, `sample`.
 
     It decodes into zeros and into ones, so that an element that is not written differs once.
     """
-    index, decode = batcher.recipe.index, batcher.recipe.decode
-    writes, into = decode.writes, decode.into  # type: ignore[union-attr]
 
-    def decode_into_arrays(fill: int, request: Request) -> Fields:
-        """Decode the record of a request into arrays full of `fill`, and return the sample."""
-        arrays = {name: np.full_like(sample[name], fill) for name in writes}
-        (stored,) = batcher.stored(request.records)
-        return call_for_record(index, "decode", into, int(request.records[0]), stored, arrays)
+    def filled(fill: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array full of one number."""
+        return np.full(shape, fill, dtype)
 
     for fill in (0, 1):
-        decode_filled = partial(decode_into_arrays, fill)
-        result = call_repeatedly("decode", decode_filled, first, second, times=_CALLS)
-        if not bitwise_equal(result, sample):
-            advice = f"write every element of {list(writes)}, or leave `writes` out"
-            raise ValueError(f"decode.into returned another sample than decode: {advice}")
+        with Batcher(recipe, empty=partial(filled, fill)) as batcher:
+            decode = lambda request: samples_of(batcher.field_values(request, {}))  # noqa: E731
+            result = call_repeatedly("decode", decode, *requests, times=_CALLS)
+            if not bitwise_equal(result, sample):
+                advice = (
+                    f"write every element of {[*recipe.fields_in_place]}, or leave `writes` out"
+                )
+                raise ValueError(f"decode.into returned another sample than decode: {advice}")
 
 
-def _probe_transform(batcher: Batcher, first: Request, second: Request, decoded: Fields) -> Fields:
-    """Return the transformed sample of `first`, whose decoded sample is `decoded`.
+def _probe_transform(batcher: Batcher, requests: tuple[Request, ...], decoded: Fields) -> Fields:
+    """Return the transformed sample of the first request, whose decoded sample is `decoded`.
 
     Shared arrays are read-only in numpy, but `torch.from_numpy(array).add_(1)` writes to them all
     the same.
     """
     recipe = batcher.recipe
-    index, shares = recipe.index, recipe.shares_arrays
+    shares = recipe.shares_arrays
     # Names that the transform gets from elsewhere must not be fields.
     advice = "give it another name in decode"
     recipe.check_names("field", decoded, advice, side=recipe.side)
     before = array_copy(decoded)
 
-    def transform(request: Request) -> Fields:
-        """Return the transformed sample of a request for one record."""
-        sample = decoded if request is first else _decoded_sample(batcher, request)
+    def transform(request: Request) -> list[Fields]:
+        """Return the transformed samples of a request."""
+        samples = [decoded] if request is requests[0] else batcher.decoded(request.records)
         if not shares:  # then the transform may write to the arrays
-            sample = with_private_copies(sample, arrays=True)
-        (result,) = batcher.transformed([sample], request, batcher.table_rows(request))
+            samples = [with_private_copies(sample, arrays=True) for sample in samples]
+        results = batcher.transformed(samples, request, batcher.table_rows(request))
         for name, value in before.items() if shares else ():
             if not bitwise_equal(value, decoded[name]):
+                where = recipe.index.describe(int(requests[0].records[0]))
                 raise DecodeError(
-                    f"{index.describe(int(first.records[0]))}: transform wrote to the array of "
-                    f"field {name!r}, which other uses share",
+                    f"{where}: transform wrote to the array of field {name!r}, which other uses "
+                    f"share",
                     advice="write to array.copy(), or to torch.tensor(array)",
                 )
-        return result
+        return results
 
-    return call_repeatedly("transform", transform, first, second, times=_TRANSFORM_CALLS)
-
-
-def _is_own_decode(decode: object) -> bool:
-    """Return whether decode is known to be deterministic: it is None, or this library's."""
-    return decode is None or type(decode).__module__.startswith("twinfeed.")
+    return call_repeatedly("transform", transform, *requests, times=_TRANSFORM_CALLS)
 
 
 def _spec_of_sample(draft: Recipe, request: Request, sample: Fields) -> dict[str, FieldSpec]:

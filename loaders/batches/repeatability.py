@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
@@ -15,11 +14,7 @@ from twinfeed.loaders.feed.seeded import restore_random_states, seed_all
 from twinfeed.loaders.support.array_types import Array, as_array
 
 Argument = TypeVar("Argument")
-Result = TypeVar("Result", bound=Mapping[str, Any])
-
-# So many of the last results are compared again at the end, as a function may fill several buffers
-# in turn.
-_RESULTS = 8
+Fields = Mapping[str, Any]
 
 _ADVICE = {
     "batch_transform": "draw from np.random.default_rng(seed), its second argument",
@@ -31,42 +26,42 @@ _ADVICE = {
 
 def call_repeatedly(
     name: str,
-    function: Callable[[Argument], Result],
+    function: Callable[[Argument], Sequence[Fields]],
     argument: Argument,
-    other_argument: Argument,
     /,
-    *,
+    *later_arguments: Argument,
     times: int,
     input_name: str = "one sample",
-) -> Result:
-    """Return `function(argument)`, called `times` times under other global random seeds, and at
-    last with another argument: all results must be equal, and stay so. `name` and `input_name` are
-    for messages.
+) -> Fields:
+    """Return the one sample of `function(argument)`, called under several global random seeds.
+
+    At last it is called with other arguments, of which one may be for this sample and another
+    one. All results must be equal, and stay so, and two samples of one call must not be one buffer.
+    `name` and `input_name` are for messages.
     """
-    results: deque[Result] = deque(maxlen=_RESULTS)
+    results: list[Fields] = []
+    batches: list[Sequence[Fields]] = []
     with restore_random_states():
         for seed in range(1, times + 1):
             seed_all(seed)
-            results.append(function(argument))
+            results += function(argument)
             if seed == 1:
                 expected = array_copy(results[0])
             elif not bitwise_equal(expected, results[-1]):
                 problem = f"{name} returned different results for {input_name} and one seed"
                 raise ValueError(f"{problem}: {_ADVICE[name]}")
-        with suppress(LoaderError, OSError):  # raised again when its own batch is made
-            function(other_argument)
+        for later_argument in later_arguments:
+            with suppress(LoaderError, OSError):  # raised again when its own batch is made
+                batches.append(function(later_argument))
     for field, value in expected.items():
-        if not all(bitwise_equal(value, result[field]) for result in results):
-            raise buffer_error(name, field)
-    return results[-1]
-
-
-def buffer_error(name: str, field: str, /) -> ValueError:
-    """Return the error for a function that returns the same buffer for several results."""
-    return ValueError(
-        f"{name} returned the same buffer again: a later call changed the field {field!r} of an "
-        f"earlier result. Return a copy, as in buffer.copy()"
-    )
+        pairs = [batch for batch in batches if len(batch) > 1]
+        shared = [s for s, last in pairs if bitwise_equal(s.get(field), last.get(field))]
+        if not all(bitwise_equal(value, result[field]) for result in (*results, *shared)):
+            raise ValueError(
+                f"{name} returned the same buffer again: a later call changed the field {field!r} "
+                f"of an earlier result. Return a copy, as in buffer.copy()"
+            )
+    return results[times - 1]
 
 
 def array_copy(value: Any, /) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
 
-from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
+from twinfeed.loaders.feed.collate import Collate, FieldSpec
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
@@ -36,25 +36,6 @@ def check_collated(index: Source, collate: Collate, names: Iterable[str], /) -> 
     if unknown:
         advice = column_advice(index, unknown)
         raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}{advice}")
-
-
-def check_stored_fields(
-    index: Source, fields: Sequence[str], collate: Collate, spec: Mapping[str, Any] | None, /
-) -> None:
-    """Check the fields of a feed without decode and transform, whose batches have stored fields.
-
-    Raises:
-        ValueError: a field cannot be collated, or the `spec` argument has other fields.
-    """
-    stored = index.fields if isinstance(index, Index) else {}
-    for name in sorted(stored.keys() & stored_fields(index, fields)):
-        if stored[name].kind == "bytes_list" and mode_of(collate, name) != "ragged":
-            advice = "collate it with 'ragged', or leave it out with fields="
-            raise ValueError(f"field {name!r} holds lists of byte strings: {advice}")
-    check_collated(index, collate, fields)
-    if spec is not None and spec.keys() != set(fields):
-        found, expected = list(spec), list(fields)
-        raise ValueError(f"spec has the fields {found}, but the feed reads {expected}")
 
 
 def check_function(name: str, function: object, /) -> None:

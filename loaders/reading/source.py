@@ -183,20 +183,21 @@ class CheckedReader:
             raise
         except Exception as error:
             raise self._read_error(ids, fields, error) from error
-        if not isinstance(columns, (dict, Mapping)):  # dict first: the check of an ABC is slow
-            found = type(columns).__name__
-            raise self._result_error("a value that is not a dict", ids, fields, found)
+        is_dict = isinstance(columns, (dict, Mapping))  # dict first: the check of an ABC is slow
+        checked = {}
         for name in fields:
-            for_field = f"for the field {name!r}"
-            if name not in columns:
-                raise self._result_error(f"no values {for_field}", ids, fields, [*columns])
-            values = columns[name]
-            if isinstance(values, (str, bytes)) or not hasattr(values, "__getitem__"):
-                raise self._result_error(f"no list {for_field}", ids, fields, type(values).__name__)
-            if len(values) != len(ids):
-                problem = f"too many or too few values {for_field}"
-                raise self._result_error(problem, ids, fields, counted(len(values), "value"))
-        return {name: self._protected(columns[name]) for name in fields}
+            values: Any = columns.get(name) if is_dict else None
+            is_list = hasattr(values, "__getitem__") and not isinstance(values, (str, bytes))
+            if not is_list or len(values) != len(ids):
+                raise LoaderError(
+                    f"read of {self._type} returned no list of {counted(len(ids), 'value')} for "
+                    f"the field {name!r}",
+                    expected=f"a dict with such a list for each of {list(fields)}",
+                    found=f"{columns!r:.200}",
+                    advice="correct read: see docs/own-records.md",
+                )
+            checked[name] = self._protected(values)
+        return checked
 
     def _protected(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return values with read-only views of arrays, unless the user's reader is `fresh`."""
@@ -223,19 +224,6 @@ class CheckedReader:
     def close(self) -> None:
         """Close the user's reader."""
         self._reader.close()
-
-    def _result_error(
-        self, problem: str, ids: Int64s, fields: Sequence[str], found: object
-    ) -> LoaderError:
-        """Return the error for a `read` without a value for each id and field: `problem` says what
-        it returned, as "no list".
-        """
-        return LoaderError(
-            f"read of {self._type} returned {problem}",
-            expected=f"a dict with {counted(len(ids), 'value')} for each of {list(fields)}",
-            found=found,
-            advice="correct read: see docs/own-records.md",
-        )
 
 
 def reader_of(source: Source, /, *, checksums: bool = True) -> FieldReader:

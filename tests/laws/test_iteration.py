@@ -299,7 +299,7 @@ def test_naming_the_epoch_that_a_state_has_ended_warns(batches: bool, load_first
             call()
         list(resumed)
 
-    with pytest.warns(UserWarning, match=r"set_epoch\(0\) was called, .*resume the loop at epoch"):
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) was called, .*count epochs from"):
         resume()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -98,7 +98,7 @@ class Giving(Words):
 
 NPY = r"must be an \.npy file of numbers.*\n.*path: .*t\.npy"
 
-NO_LIST = r"no list for the field 'word'(.|\n)*found: "
+NO_LIST = r"no list of 1 value for the field 'word'(.|\n)*found: "
 
 REFUSED: Refused = [
     (reader(max_open_files=0), ValueError, "max_open_files must be at least 1, got 0"),
@@ -230,19 +230,19 @@ REFUSED: Refused = [
     (batch(Giving(column=[3])), TypeError, "'label' of a Giving must be a numpy array, got a list"),
     (batch(Giving(column=LABELS[:-1])), ValueError, "'label' .* a row for each of its 24 records"),
     (batch(Giving(column=np.array(3))), ValueError, r"got the shape \(\)"),
-    (batch(Giving(lambda ids: [b""] * 8)), LoaderError, r"not a dict(.|\n)*found: list"),
+    (batch(Giving(lambda ids: [b""] * 8)), LoaderError, NO_LIST + r"\[b''"),
     (
         batch(Giving(lambda ids: {"a": []})),
         LoaderError,
-        r"no values for the field 'word'(.|\n)*'a'",
+        NO_LIST + ".'a'",
     ),
-    (batch(Giving(lambda ids: {"word": b"x"})), LoaderError, f"{NO_LIST}bytes"),
+    (batch(Giving(lambda ids: {"word": b"x"})), LoaderError, NO_LIST + ".'word': b"),
     (batch(Giving(lambda ids: {"word": iter(ids)})), LoaderError, NO_LIST),
-    (batch(Giving(lambda ids: {"word": None})), LoaderError, f"{NO_LIST}NoneType"),
+    (batch(Giving(lambda ids: {"word": None})), LoaderError, NO_LIST + ".'word': None"),
     (
         batch(Giving(lambda ids: {"word": [b""] * 7})),
         LoaderError,
-        "too few values(.|\n)*7 values",
+        NO_LIST + ".'word': .b'', b",
     ),
     (
         batch(Giving(lambda ids: {"word": [None if n == 7 else b"" for n in ids]})),
