@@ -243,6 +243,11 @@ def _samples_of(
     epoch is drawn, or a list of record ids. In a list, `batch_size` ids in a row are a batch, and
     `num_records` is by default the highest id plus 1. Padding, with the id -1, is left out.
     """
+    # A loader, which has `set_epoch`, defines `__array__`, only to explain why it is no array.
+    is_ids = validate.is_array_like(stream) and not hasattr(stream, "set_epoch")
+    if not is_ids and not isinstance(stream, Sampler | BatchStream):
+        found = validate.a_type(stream)
+        raise TypeError(f"stream must be a sampler or ids, got {found}: pass feed.sampler")
     if batch_size is None and not isinstance(stream, BatchStream):
         raise ValueError("batch_size must be given, unless a batch sampler is diagnosed, got None")
     if isinstance(stream, Sampler):
@@ -256,10 +261,6 @@ def _samples_of(
         batch_index = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
         num_records = stream.num_records
     else:
-        # A loader, which has `set_epoch`, defines `__array__`, only to explain why it is no array.
-        if not validate.is_array_like(stream) or hasattr(stream, "set_epoch"):
-            found = validate.a_type(stream)
-            raise TypeError(f"stream must be a sampler or ids, got {found}: pass feed.sampler")
         ids = validate.integers("stream", stream, minimum=-1)
         batch_index = np.arange(len(ids)) // validate.integer(
             "batch_size", batch_size or 0, minimum=1
