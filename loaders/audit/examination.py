@@ -38,7 +38,7 @@ NEEDS: dict[str, tuple[str, Callable[[World], object]]] = {
     "labels": ("no labels were passed", lambda w: w.declared.labels is not None),
     "classes": ("ids have no labels", lambda w: 0 <= w.ids.max(initial=-1) < w.num_records),
     "batches": ("single ids come, and no batch_size was passed", lambda w: w.in_batches),
-    "50 records": ("an epoch has fewer than 50 records", lambda w: len(w.passes[0].ids) >= 50),
+    "50 records": ("an epoch has fewer than 50 records", lambda w: w.counts[0].sum() >= 50),
     "shuffle": ("no uniform shuffle is promised", lambda w: not w.expects("pk", "evaluation")),
 }
 

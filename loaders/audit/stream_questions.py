@@ -123,15 +123,9 @@ def ask_classes(world: World) -> Answers:
     needless = (distinct < counts) & (have[of_class] >= counts)
     twice, avoidable = (len(np.unique(of_batch[is_so])) for is_so in (distinct < counts, needless))
     starts = np.flatnonzero(np.diff(of_batch, prepend=-1))
-    shapes, times = np.unique(  # of batches: classes, and fewest and most records of each
-        [
-            np.diff(starts, append=len(pairs)),
-            np.minimum.reduceat(counts, starts),
-            np.maximum.reduceat(counts, starts),
-        ],
-        axis=1,
-        return_counts=True,
-    )
+    extremes = np.minimum.reduceat(counts, starts), np.maximum.reduceat(counts, starts)
+    shape = [np.diff(starts, append=len(pairs)), *extremes]  # of each batch
+    shapes, times = np.unique(shape, axis=1, return_counts=True)
     classes, low, high = shapes[:, times.argmax()]
     is_fault = world.expects("pk") and (len(times) > 1 or low < high)
     records = f"{low}" if low == high else f"{low} to {high}"

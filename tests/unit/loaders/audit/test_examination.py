@@ -370,6 +370,7 @@ class ByItem:
         (lambda: itertools.repeat([]), "empty batches came in a row"),
         (lambda: [-3, *range(1, N)], "-3 is not in [0, 60)"),
         (lambda: [(n, 224) for n in range(N)], "224 is not in [0, 60): pass ids="),
+        (lambda: [99, 98] * N, "99 is not in [0, 60)"),
         (lambda: sys.exit(3), "SystemExit: 3"),
     ],
 )
