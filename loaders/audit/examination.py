@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
@@ -136,9 +135,7 @@ def audit(
 def _examine(make: Callable[..., Any], declared: Declared, in_child: bool = True) -> Audit:
     """Draw, and return the answers to all questions."""
     not_asked, answers = dict[str, str](), list[Answer]()
-    if in_child:  # where it hangs, if it is ended
-        faulthandler.dump_traceback_later(declared.max_seconds + 1)
-    else:
+    if not in_child:
         hangs = "code in C" if has_alarm() else "all, as no signal comes here"
         not_asked["hangs"] = f"{hangs}: make is no function of an imported module"
     worlds = draw_worlds(Maker(make, declared), declared, not_asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import pickle
 import sys
 import tempfile
@@ -40,26 +41,33 @@ def call_in_child(function: Callable[..., Any], arguments: tuple[Any, ...], seco
     if imported.exception() is not None:
         pool.__exit__(None)
         return None
-    return _results([pool], [pool.submit(function, *arguments)], seconds + _GRACE)[0]
+    job = pool.submit(_call, seconds + _GRACE, function, *arguments)
+    return _results([pool], [job], seconds + _GRACE)[0]
 
 
 def _import(pickled: bytes) -> None:
     pickle.loads(pickled)
 
 
-def draw_by_processes(maker: Maker, epochs: range, world_size: int, seconds: float) -> list[Stream]:
+def _call(seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function. After the seconds, standard error says where it hangs."""
+    faulthandler.dump_traceback_later(seconds + _GRACE / 2)
+    return function(*arguments)
+
+
+def draw_by_processes(maker: Maker, epochs: range, world_size: int) -> list[Stream]:
     """Draw epochs by ranks that are joined by gloo, and may use collectives."""
-    pools = [Pool(1) for _ in range(world_size)]
+    pools, seconds = [Pool(1) for _ in range(world_size)], maker.until - time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        join = (f"{folder}/meeting", world_size, seconds)
+        same = (maker, epochs, f"{folder}/meeting", world_size, seconds)
         jobs = [
-            pool.submit(_draw_rank, maker, epochs, rank, *join) for rank, pool in enumerate(pools)
+            pool.submit(_call, seconds, _draw_rank, rank, *same) for rank, pool in enumerate(pools)
         ]
         return _results(pools, jobs, seconds)
 
 
 def _draw_rank(
-    maker: Maker, epochs: range, rank: int, path: str, world_size: int, seconds: float
+    rank: int, maker: Maker, epochs: range, path: str, world_size: int, seconds: float
 ) -> Stream:
     from twinfeed.loaders.torch.process_groups import join_group
 
@@ -80,7 +88,7 @@ def _results(pools: list[Pool], jobs: list[Future[Any]], seconds: float) -> list
                 raise TimeOverError(f"the process{rank} hangs")
             if isinstance(error, BrokenProcessPool):
                 raise StoppedError(f"the process{rank}: {error}")
-            if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
+            if "pickle" in str(error):
                 raise StoppedError(f"make must be at the top level of a module, to pickle: {error}")
             raise StoppedError(str(error))
         leave = None

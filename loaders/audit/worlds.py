@@ -120,7 +120,7 @@ def _draw_ranks(maker: Maker, declared: Declared, size: int) -> list[Stream]:
     """Draw the epochs of each rank, in this process or in one for each."""
     epochs = range(declared.epochs)
     if declared.processes and size > 1:
-        return draw_by_processes(maker, epochs, size, declared.max_seconds)
+        return draw_by_processes(maker, epochs, size)
     try:
         return [maker.draw(epochs, rank, size) for rank in range(size)]
     except StoppedError as error:
