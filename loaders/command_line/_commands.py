@@ -196,7 +196,7 @@ def run_overlap(options: argparse.Namespace) -> int:
     """Run `twinfeed overlap` on one index or two; return the exit status, 1 if records overlap."""
     paths = [path for path in (options.train, options.evaluation) if path is not None]
     indexes = [open_index(path) for path in paths]
-    found = overlap(*indexes, field=options.field, group=options.group, progress=not options.quiet)
+    found = overlap(*indexes, field=options.field, group=options.group, progress=options.progress)
     return _print_result(found)
 
 

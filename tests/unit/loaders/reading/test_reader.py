@@ -220,7 +220,7 @@ def test_row_with_wrong_file_number_is_an_index_error(tmp_path: Path) -> None:
     message = r"a file number below 1\n  found: 7\n  what to do: "
     with Reader(open_index(index.path)) as reader, pytest.raises(IndexFormatError, match=message):
         reader.read([0])
-    with pytest.raises(IndexFormatError, match="field-0 do not match their digests"):
+    with pytest.raises(IndexFormatError, match="field-0 does not match its digest"):
         verify(open_index(index.path))
 
 
