@@ -202,10 +202,7 @@ def _row_sizes(labels: Array | None, count: int) -> list[int]:
 
 
 def _caption(feed: Feed, batch: Mapping[str, Any], number: int, images: str) -> str:
-    """Return the text below an image of a batch: its class, its record, and short values.
-
-    `number` is the row of the batch, and `images` the name of the field of images.
-    """
+    """Return the text below an image, row `number` of a batch: class, record, and short values."""
     lines = [f"record {feed.sampler.records(batch['id'][number : number + 1])[0]}"]
     classes = feed.index.classes if isinstance(feed.index, Index) else ()
     for name, values in batch.items():

@@ -226,12 +226,7 @@ class _Job(NamedTuple):
 
 
 def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) -> Any:
-    """Call `function(job, *arguments)` in a new process; return its result or raise its error.
-
-    Raises:
-        LoaderError: the job cannot be pickled.
-        WorkerDiedError: the process died.
-    """
+    """Call `function(job, *arguments)` in a new process; return its result or raise its error."""
     # Pickle the job here first, only to see whether this raises an error. Within `pickled`, the
     # error becomes a LoaderError that says what to do.
     with pickled():
@@ -248,11 +243,7 @@ def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) ->
 
 
 def _measure(job: _Job) -> BackendRun:
-    """Iterate over a backend's batches twice, and return the times and checksums as a `BackendRun`.
-
-    The first iteration is timed. In the second, checksums are computed, and if the job has a
-    training step, it is called with each batch.
-    """
+    """Iterate over a backend's batches twice: for times, and then for checksums and losses."""
     start = time.perf_counter()
     batches = _iterate(job)
     first_records = len(next(batches)["id"])
@@ -297,10 +288,7 @@ def _iterate(job: _Job) -> Iterator[Any]:
 
 
 def _as_arrays(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:
-    """Convert the values of a batch to numpy arrays, by name.
-
-    Strings become an array of bytes objects, and a `Ragged` two arrays.
-    """
+    """Convert the values of a batch to numpy arrays, by name; a `Ragged` becomes two arrays."""
     arrays = {}
     for name, value in batch.items():
         value = value if backend.to_numpy is None else backend.to_numpy(value)
@@ -327,10 +315,7 @@ def _checksum(array: Array) -> int:
 
 
 def _differing_batches(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[int]]:
-    """Return {field: the numbers of the batches in which it differs between backends}.
-
-    `sums` has for each backend, and each of its batches, the checksum of each field.
-    """
+    """Return {field: the numbers of the batches in which its checksum differs between backends}."""
     differing: dict[str, list[int]] = {}
     for number, batch_sums in enumerate(zip_longest(*sums, fillvalue={})):
         for name in {name for fields in batch_sums for name in fields}:
@@ -340,10 +325,8 @@ def _differing_batches(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str,
 
 
 def _largest_difference(batches: Iterable[Sequence[Array | None]]) -> float | None:
-    """Return the largest absolute difference of a field between the first backend and the others.
-
-    Each item of `batches` has the field's array of each backend. The result is None if dtypes or
-    shapes differ, or if the arrays have no numbers.
+    """Return the largest difference of a field between the backends over batches; None if
+    dtypes or shapes differ, or if the arrays have no numbers.
     """
     largest = 0.0
     for first, *later in batches:
