@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.batch_stream import BatchStream
-from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.types import Int64s
 
@@ -74,13 +73,11 @@ def replaced(
 
 def _check_sampler(sampler: Any) -> None:
     """Raise an error for a sampler whose ids must not be replaced."""
-    if isinstance(sampler, Sampler):
+    if not isinstance(sampler, BatchStream):
         raise TypeError(
-            f"a batch sampler knows the training step, got {sampler!r}: write "
+            f"a batch sampler knows the training step, got {validate.a_type(sampler)}: write "
             f"replaced(BatchSampler(sampler, batch_size=…), {{step: {{bad: good}}}})"
         )
-    if not isinstance(sampler, BatchStream):
-        raise TypeError(f"sampler must be a batch sampler, got {validate.a_type(sampler)}")
     problems = {
         "gives every record once: records= leaves some out": sampler.evaluation,
         "reuses records, of which some are kept": sampler.traits.max_cached is not None,

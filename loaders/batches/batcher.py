@@ -30,7 +30,7 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.reading.missing import is_none
+from twinfeed.loaders.reading.missing import fill_missing, is_none
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.reader import plan_of_pass
@@ -210,7 +210,9 @@ class Batcher(Closing):
         """Read the stored fields of records; return by field a list of values."""
         recipe = self.recipe
         values = self.meter.timed("reading", self._reader.read_or_none, records, recipe.fields)
-        return values if recipe.fields_are_complete else recipe.filled(records, values)
+        if recipe.fields_are_complete:
+            return values
+        return fill_missing(recipe.index, records, values, recipe.missing)
 
     def _decoded_in_place(self, records: Int64s) -> Values:
         """Decode records into the rows of new arrays, which saves a copy of each image.

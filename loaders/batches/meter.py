@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Literal, TypeVar
 
@@ -45,14 +45,6 @@ class PassReport:
     collating: float = 0.0
     waiting: float | None = None
     first: float | None = None
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Return the figures by name.
-
-        >>> PassReport(batches=4).as_dict()["batches"]
-        4
-        """
-        return asdict(self)
 
     def __str__(self) -> str:
         """Return the report as lines of text that say whether the loop has waited for data."""

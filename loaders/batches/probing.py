@@ -87,7 +87,8 @@ def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchS
         sample = _probe(draft, requests, is_own)
         declared = _spec_of_sample(draft, requests[0], sample)
     _check_spec(draft, declared)
-    if not sample and not (isinstance(draft.index, Index) and is_own and not draft.needs_sample):
+    needs_sample = draft.transform is not None or draft.padded
+    if not sample and (needs_sample or not is_own or not isinstance(draft.index, Index)):
         with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
             requests = _sample_requests(draft, sampler)
             sample = _probe(draft, requests, is_own)

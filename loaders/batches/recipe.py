@@ -10,9 +10,9 @@ from typing import Any
 from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Decode, check_unreserved
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
-from twinfeed.loaders.reading.missing import are_complete, fill_missing
+from twinfeed.loaders.reading.missing import are_complete
 from twinfeed.loaders.reading.source import Source
-from twinfeed.loaders.support.array_types import Array, Int64s
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.samplers import BatchStream
 
 
@@ -75,11 +75,6 @@ class Recipe:
         """Return the attributes for pickle, without the columns, which the source has."""
         return {name: value for name, value in vars(self).items() if name != "columns"}
 
-    @property
-    def needs_sample(self) -> bool:
-        """Whether the stream's first sample is looked at, even if its spec is given."""
-        return self.transform is not None or self.padded
-
     def with_spec(self, spec: Mapping[str, FieldSpec], sample: Mapping[str, Any], /) -> Recipe:
         """Return the recipe with the spec of each field of `sample`, the first of the stream."""
         return replace(self, spec=spec, example_bytes=self._bytes_of(spec, sample))
@@ -102,12 +97,6 @@ class Recipe:
     def fields_are_complete(self) -> bool:
         """Whether it is known that each record has all fields that are read."""
         return are_complete(self.index, self.fields, self.missing)
-
-    def filled(
-        self, records: Int64s, values: Mapping[str, Sequence[Any]], /
-    ) -> Mapping[str, Sequence[Any]]:
-        """Return the values of fields with those that the user gives for records without them."""
-        return fill_missing(self.index, records, values, self.missing)
 
     @property
     def shapes(self) -> tuple[Mapping[str, FieldSpec], Collate]:

@@ -240,7 +240,7 @@ class Loader(Closing, Generic[B]):
         """Return how long each stage of the last pass took, so far: see `PassReport`.
 
         If a loop waits for much of the time, the data slow it down. Print the report, or take
-        `as_dict()` for a log.
+        `dataclasses.asdict(report)` for a log.
         """
         return self.meter.report()
 

@@ -411,13 +411,9 @@ def _dataset_class(data: Any) -> type[_Items]:
         return _Arrays
     has_items = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
     if not (hasattr(data, "__len__") and has_items):
-        if hasattr(data, "dataset"):  # a DataLoader, for instance
-            advice = ": pass its .dataset"
-        else:
-            advice = ": pack(data, folder) writes an index" if hasattr(data, "__iter__") else ""
         raise TypeError(
-            "data must be a map-style dataset, with len(data) and data[i], "
-            f"got {a_type(data)}{advice}"
+            f"data must be a map-style dataset, with len(data) and data[i], got {a_type(data)}: "
+            f"of a DataLoader pass its .dataset; pack(data, folder) writes an index of an iterable"
         )
     if not hasattr(data, "column_names"):
         return _Items
@@ -469,13 +465,11 @@ def _as_records(name: str, values: Any) -> Array:
     """
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))
-    if hasattr(values, "column_names"):  # of Hugging Face or pyarrow: `data` is a dict of datasets
-        raise TypeError(
-            f"{name!r} is a dataset, not a field: give a single dataset, as in "
-            f"DatasetSource(data[{name!r}])"
-        )
     if not _is_array_or_tensor(values):
-        raise TypeError(f"{name!r} must be an array or a list, got {a_type(values)}")
+        raise TypeError(
+            f"{name!r} must be an array or a list, got {a_type(values)}: of several datasets, give "
+            f"one, as in DatasetSource(data[{name!r}])"
+        )
     if values.ndim == 0:
         raise ValueError(f"{name!r} must have a row for each record, got a single number")
     return as_mapped(_to_numpy(name, values))  # an array mapped from a file pickles as its path

@@ -197,7 +197,7 @@ REFUSED: Refused = [
                 TypeError,
                 "write replaced(BatchSampler(sampler, batch_size=…), {step: {bad: good}})",
             ),
-            (lambda: [0, 1], {1: 0}, TypeError, "sampler must be a batch sampler, got a list"),
+            (lambda: [0, 1], {1: 0}, TypeError, "knows the training step, got a list: write"),
         ]
     ),
     (lambda: RandomSampler(Unknown(), seed=0), RuntimeError, "download it first"),

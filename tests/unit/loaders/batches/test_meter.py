@@ -1,6 +1,7 @@
 """The report of a pass: every stage has its time, and waiting differs from making."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_each_pass_has_its_own_report(index: Index) -> None:
         assert report.batches == 1
         list(loader)
         assert loader.report().batches == 3
-    assert json.loads(json.dumps(report.as_dict()))["batches"] == 1
+    assert json.loads(json.dumps(asdict(report)))["batches"] == 1
     assert str(report).startswith("1 batch in ")
 
 
