@@ -224,10 +224,9 @@ def diagnose(
     for name, group in groups.items():
         if len(group) != records:
             argument = {"classes": "labels", "shards": "shard_lengths"}[name]
-            raise ValueError(
-                f"{argument} must be given for {records} records, got {len(group)}: pass "
-                f"num_records=, if the stream does not have the last records"
-            )
+            advice = "pass num_records=, if the stream does not have the last records"
+            rule = f"{argument} must be given for {records} records, got {len(group)}"
+            raise ValueError(f"{rule}: {advice}")
     return _measure(ids, batch_index, records, groups)
 
 
@@ -262,17 +261,15 @@ def _samples_of(
         num_records = stream.num_records
     else:
         ids = validate.integers("stream", stream, minimum=-1)
-        batch_index = np.arange(len(ids)) // validate.integer(
-            "batch_size", batch_size or 0, minimum=1
-        )
+        size = validate.integer("batch_size", batch_size or 0, minimum=1)
+        batch_index = np.arange(len(ids)) // size
         num_records = int(ids.max(initial=-1)) + 1 if num_records is None else num_records
     num_records = validate.integer("num_records", num_records, minimum=0)
-    is_record = ids >= 0
-    if not is_record.any():
+    if ids.max(initial=-1) < 0:
         raise ValueError("stream must have at least one record, got none")
     if ids.max() >= num_records:
         raise ValueError(f"stream must have ids below num_records={num_records}, got {ids.max()}")
-    return ids[is_record], batch_index[is_record], num_records
+    return ids[ids >= 0], batch_index[ids >= 0], num_records
 
 
 def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int64s]) -> Diagnosis:
@@ -284,14 +281,13 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     first_tenth = ids[: -(-len(ids) // 10)]  # rounded up
     batch_sizes = np.bincount(batch)
     size = int(batch_sizes.max())  # of a full batch
-    batch_starts = np.cumsum(batch_sizes) - batch_sizes
+    starts = (np.cumsum(batch_sizes) - batch_sizes)[batch_sizes == size]  # of full batches
     head_distinct, distinct, worst = {}, {}, {}
     for name, group in groups.items():
         in_first_tenth = np.array([len(np.unique(group[first_tenth]))])
         head_distinct[name] = _distinct_measure(in_first_tenth, group, len(first_tenth))
         in_windows = _distinct_in_windows(group[ids], size)  # of consecutive samples
-        in_full_batches = in_windows[batch_starts[batch_sizes == size]]
-        distinct[name] = _distinct_measure(in_full_batches, group, size)
+        distinct[name] = _distinct_measure(in_windows[starts], group, size)
         start = int(in_windows.argmin())  # of the window with the fewest groups
         worst[name] = Stretch(_distinct_measure(in_windows[[start]], group, size), start)
     numbers = _displacement(ids, records), _correlation(ids)
