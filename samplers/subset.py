@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import pairwise
+from math import fsum
 from numbers import Real
 from typing import Any, SupportsIndex
 
@@ -225,6 +226,7 @@ def split(
             matter: with few groups, the parts are far from the fraction. With `by`, the groups are
             dealt, the largest first, to the part that is filled least with their classes, so the
             parts are near the fraction of each class. A group may change its part when data grow.
+            The seed orders groups of one size: if no two have one size, it changes nothing.
 
     Returns:
         (training, validation), or the parts in the order of their fractions: sorted int64 arrays of
@@ -347,14 +349,13 @@ def _deal_groups(
     each class of the group and threefold for all records, its share of them by its fraction, with
     half of the group. It is weighted by the records that the group has of the class.
     """
-    class_of = np.empty(len(hashes), np.int64)
-    class_of[order.records[ranges(order.starts, order.starts + order.sizes)]] = groups_and_indices(
-        order.sizes
-    )[0]
+    class_of = order._class_of_records(len(hashes))
     _, first, group_index, group_sizes = np.unique(
         group_of, return_index=True, return_inverse=True, return_counts=True
     )
-    pairs, counts = np.unique(group_index * len(order) + class_of, return_counts=True)
+    in_class = class_of >= 0  # not so of the records that `ClassOrder.largest` leaves out
+    pairs = (group_index * len(order) + class_of)[in_class]
+    pairs, counts = np.unique(pairs, return_counts=True)
     bounds = np.searchsorted(pairs, np.arange(len(first) + 1) * len(order)).tolist()
     classes, counts_of_pairs = (pairs % len(order)).tolist(), counts.tolist()
     # All records count as one more class.
@@ -370,7 +371,8 @@ def _deal_groups(
             (len(order), sizes[group]),
         ]
         fill = {
-            part: sum(n * (found[k] + n / 2) / totals[k] for k, n in contents) / fraction
+            # Python 3.12 adds floats by another method than 3.11: `fsum` is exact on both.
+            part: fsum(n * (found[k] + n / 2) / totals[k] for k, n in contents) / fraction
             for part, (fraction, found) in filled.items()
         }
         part_of_group[group] = part = min(fill, key=fill.__getitem__)  # of equal ones the first
