@@ -92,7 +92,7 @@ def ask_seeds(world: World) -> Answers:
         if {*keys} == {keys[0]} and (world.endless or all(key == keys[0] for key in more)):
             yield "!", f"0 to 3 all give the same epoch {epoch}"
             return
-    if len(epochs) > 1 and all(seed[1] == new[0] for seed, new in pairwise(drawn)):
+    if len(drawn[0]) > 1 and all(seed[1] == new[0] for seed, new in pairwise(drawn)):
         yield "-", "seed 0, epoch 1 is seed 1, epoch 0: runs share epochs"
     else:
         yield " ", "0 to 3 have epochs of their own"

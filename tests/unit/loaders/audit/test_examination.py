@@ -213,9 +213,9 @@ def test_start_of_the_run_and_of_the_epoch(fault: bool) -> None:
 def test_endless_streams_are_dealt_into_epochs() -> None:
     """Rank r of W gives the ids r, r + W, …: each window of `num_records` is an epoch."""
 
-    def make(rank: int, world_size: int, start: int = 0) -> Iterator[int]:
+    def make(rank: int, world_size: int, start: int = 0, seed: int = 0) -> Iterator[int]:
         for number in itertools.count(rank + start * world_size, world_size):
-            yield int(np.random.default_rng(number // N).permutation(N)[number % N])
+            yield int(np.random.default_rng([seed, number // N]).permutation(N)[number % N])
 
     report = audit(make, num_records=N, expect="infinite", world_size=(1, 4))
     assert report.ok, report
