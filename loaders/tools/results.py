@@ -269,9 +269,20 @@ def _as_column(name: str, value: Any) -> Array:
         # For example, the values [1, 2, 3] and the lengths [2, 1] become the rows [1, 2] and [3].
         value = ragged_rows(name, Ragged(*(_as_plain_array(name, part) for part in value)))
     elif not isinstance(value, (list, tuple)) or not any(getattr(r, "ndim", 0) for r in value):
-        return _as_plain_array(name, value)
+        array = _as_plain_array(name, value)
+        if isinstance(value, (list, tuple)):
+            _check_unchanged(name, value, array)
+        return array
     rows = [np.array(_as_plain_array(name, row)) for row in value]
     return np.fromiter(rows, object, len(rows))  # np.array would stack rows of equal length
+
+
+def _check_unchanged(name: str, values: Sequence[Any], array: Array) -> None:
+    """Refuse a list whose values no dtype holds together: of [1, "a"], numpy makes strings."""
+    items = zip(np.array(values, object).ravel(), array.ravel().tolist(), strict=False)
+    for old, new in items:
+        if not (old == new or old != old):  # NaN is no other value
+            raise ValueError(f"{name} must be values of one kind, got {old!r}, read as {new!r}")
 
 
 def _as_plain_array(name: str, value: Any) -> Array:

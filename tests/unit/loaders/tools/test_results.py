@@ -380,3 +380,9 @@ def test_damaged_file_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> Non
     results.save(path)
     with pytest.raises(LoaderError, match=r"of 2 records 1 have no result .* 1 have too many"):
         Results.load([path]).gather()
+
+
+@pytest.mark.parametrize("values", [[1, "a"], [b"a\0", b"b"], [2**53 + 1, 0.5]])
+def test_list_that_numpy_would_change_is_refused(values: list[Any]) -> None:
+    with pytest.raises(ValueError, match="x must be values of one kind, got"):
+        Results(2).add([0, 1], x=values)
