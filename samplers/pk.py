@@ -198,15 +198,8 @@ class PKBatchSampler(BatchStream):
     def _sort_records(
         self, labels: Any, records: ArrayLike | None
     ) -> tuple[ClassOrder, Array | None]:
-        """Sort the records that batches are drawn from by class.
-
-        `labels` has one label or a list of labels for each record. `records` are the ids of the
-        records to draw from, or None for all. The number of all records, these ids in sorted order
-        and whether there are lists of labels become attributes of the sampler.
-
-        Returns:
-            The records sorted by class; and the label of each class if records have lists of
-            labels, otherwise None.
+        """Return the records to draw from, sorted by class; and the label of each class if records
+        have lists of labels, otherwise None.
         """
         counts_and_labels = label_lists(labels)  # None if each record has one label
         self._several_labels = counts_and_labels is not None
@@ -228,10 +221,7 @@ class PKBatchSampler(BatchStream):
     def _group_records(
         self, order: ClassOrder, apart: ArrayLike | None, super_labels: ArrayLike | None
     ) -> tuple[ClassOrder, dict[str, Integers]]:
-        """Return the groups of each class in place of its records, and the parameter of groups.
-
-        Without the option `apart`, these are the order as it is, and no parameter.
-        """
+        """Return the groups of each class in place of its records, and the parameter of groups."""
         if apart is None:
             return order, {}
         rules = {
@@ -246,12 +236,7 @@ class PKBatchSampler(BatchStream):
         return order, {"apart": groups}
 
     def _num_kept(self, order: ClassOrder) -> int:
-        """Return the number of classes to draw batches from; these are the largest classes.
-
-        Classes smaller than the option `min_class_size` are left out. The option `small` decides
-        what to do with other classes of fewer than K records: repeat records, drop the classes, or
-        raise ValueError.
-        """
+        """Return the number of classes to draw from, the largest ones, as `small` decides."""
         # Two classes of a batch may have the same record, but a batch has no record twice. So a
         # class of fewer than K records cannot repeat its records.
         if self._several_labels and self._small == "repeat":
@@ -275,12 +260,7 @@ class PKBatchSampler(BatchStream):
         )
 
     def _check_p(self, num_classes: int) -> None:
-        """Raise ValueError if a batch needs more classes (P) than there are to draw it from.
-
-        The classes of a batch are all of one super-class, a group of classes. So each super-class
-        must have P classes: `num_classes` is the number of classes in the smallest super-class, or
-        of all classes if there are no super-classes.
-        """
+        """Raise ValueError if a batch needs more classes (P) than the smallest super-class has."""
         p = self._shape.largest_p  # P may change from step to step
         if num_classes < p:
             where = "every super-class" if self.parameters["super_labels"] else "the data"
@@ -349,10 +329,7 @@ class PKBatchSampler(BatchStream):
     def _record_option(self) -> str | None:
         """Return the first option that selects certain records of a class; None if none does.
 
-        A loader may read the records of each class one after the other, by an iterator (tf.data's
-        `choose_from_datasets`). It takes only the class of each sample from this sampler, and then
-        the next record of the class, whichever it is. So the option would have no effect: the
-        loader refuses the sampler, by an error that names the option.
+        A loader that reads each class by an iterator takes its next record, so it refuses these.
         """
         is_used = {
             f"coverage={self._coverage!r}": self._coverage is not None,

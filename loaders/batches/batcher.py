@@ -215,11 +215,7 @@ class Batcher(Closing):
         return fill_missing(recipe.index, records, values, recipe.missing)
 
     def _decoded_in_place(self, records: Int64s) -> Values:
-        """Decode records into the rows of new arrays, which saves a copy of each image.
-
-        Of a field whose values `decode.into` has all written there, the array is returned, else a
-        list.
-        """
+        """Decode records into the rows of new arrays, which saves a copy of each image."""
         arrays = {  # all sizes of the shapes are known: `smallest_shape` is for the type checker
             name: self._empty((len(records), *smallest_shape(field.shape)), dtype_of(field))
             for name, field in self._fields_in_place.items()

@@ -106,11 +106,9 @@ def _to_array(value: Any) -> Array:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Return whether two objects that numpy cannot convert to arrays are equal.
+    """Return whether two objects that are no arrays are equal, or of one class without `==`.
 
-    Objects of one class count as equal if they cannot be compared: the class does not define `==`,
-    or `==` raises an error. Nothing is missed by that, since decode turns such objects into arrays,
-    which are compared later.
+    Decode turns the latter into arrays, which are compared later.
     """
     if type(first) is not type(second):
         return False

@@ -287,10 +287,9 @@ class _HuggingFace(_Columns):
         return values[0]
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
-        """Return a dict from each of these fields to the values of these records.
+        """Return a dict from each field to the values of these records.
 
-        A dataset with only these columns is kept for the next call, since to select the columns
-        takes a millisecond.
+        The selection of columns, which takes a millisecond, is kept for the next call.
         """
         key = tuple(names)
         if key not in self._selected:
