@@ -181,8 +181,9 @@ class Maker:
                     methods = {name for name in METHODS if method_of(sampler, name)}
                 self._where = f"epoch {epoch}"
                 self.set_epoch(sampler, epoch)
-                length, iterator = length_of(sampler), iter(sampler)
-                passes.append(self.read(iterator, length))
+                length, started = length_of(sampler), time.perf_counter()
+                iterator = iter(sampler)  # which may draw the whole epoch
+                passes.append(self.read(iterator, length, started))
                 if len(passes) == 1:
                     states.append(random_states())
                 if not passes[-1].ended:
@@ -190,9 +191,11 @@ class Maker:
                 sampler = None if iterator is sampler else sampler
         return Stream(passes, methods, (states[0], states[1]), seconds)
 
-    def read(self, items: Iterable[Any], length: int | str | None = None) -> Pass:
+    def read(
+        self, items: Iterable[Any], length: int | str | None = None, started: float = 0.0
+    ) -> Pass:
         """Draw a pass up to its end, or to as many ids as are wanted and twice its `length`."""
-        started, iterator = time.perf_counter(), iter(items)
+        iterator = iter(items)
         self._items = [*islice(iterator, 1)]
         first = time.perf_counter()
         ids, _, batched = self._arrays()
@@ -200,6 +203,7 @@ class Maker:
         self._items.extend(islice(iterator, most))  # what came is counted, if it raises
         ended, seconds = len(self._items) <= most, (first - started, time.perf_counter() - first)
         ids, sizes, batched = self._arrays()
+        self._items = []  # a process may get this object
         if not ended and not len(ids):
             raise StoppedError(f"{most:,} empty batches came in a row")
         return Pass(ids, sizes, batched, ended, length, seconds)
