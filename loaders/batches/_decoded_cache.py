@@ -113,6 +113,8 @@ class DecodedCache:
         if num_pending >= self._min_pending:
             return num_pending
         for request in islice(self._coming_requests, _MAX_SEARCHED):
+            if not request.step:  # the cache is empty at the start of an epoch
+                self._future_records.clear()
             records = request.records.tolist()
             new = [record for record in records if record not in self._future_records]
             # Change the predicted cache as `get` will change the cache at this request.

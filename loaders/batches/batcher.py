@@ -301,20 +301,31 @@ class Batcher(Closing):
         return [_with_writable_arrays(sample) for sample in samples_of(fields)]
 
     def start_pass(
-        self, schedule: Schedule, epoch: int, start: int, /, *, readahead: int | None
+        self,
+        schedule: Schedule,
+        epoch: int,
+        start: int,
+        /,
+        *,
+        readahead: int | None,
+        goes_on: bool = False,
+        running: bool = False,
     ) -> None:
         """Start to prefetch the bytes of an epoch's batches, which are then requested in order from
-        step `start` on. If the sampler draws images several times, coming ones are decoded on
-        threads too.
+        step `start` on, with `goes_on` over its end; then this is called for the next epoch, while
+        the pass is `running`. If the sampler draws images several times, coming ones are decoded
+        on threads too.
         """
         recipe = self.recipe
         fields = stored_fields(recipe.index, recipe.fields)
         step = epoch * recipe.steps_per_epoch + start
-        self._read_plan = plan_of_pass(self._reader, schedule, fields, step, readahead)
-        if self.cache is not None and self.threads:
+        self._read_plan = plan_of_pass(
+            self._reader, schedule, fields, step, readahead, running=running
+        )
+        if self.cache is not None and self.threads and not running:
             # Only the transform uses seeds, and it does not run ahead.
-            coming = map(Request.without_padding, schedule.requests(epoch, start, seeds=False))
-            self.cache.start_decoding(coming, threads=self.threads)
+            coming = schedule.requests(epoch, start, seeds=False, goes_on=goes_on)
+            self.cache.start_decoding(map(Request.without_padding, coming), threads=self.threads)
 
     def close(self) -> None:
         """End the threads, drop the cache, and close the reader unless it is shared."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 
 import jax
 import numpy as np
@@ -93,7 +94,8 @@ class JaxLoader(ThreadedLoader[B]):
         """Start to make the batches of an epoch, from step `start` on, as global arrays."""
         if self._num_parts > 1:
             self._check_equal_lengths()
-        return self._prefetched(self._batches(epoch, start, self._to_devices))
+        to_devices = partial(_to_devices, self.sharding, self._num_parts)
+        return self._prefetched(self._batches(epoch, start, to_devices))
 
     def _check_equal_lengths(self) -> None:
         """Raise ValueError if the length of a field may differ between the processes."""
@@ -110,33 +112,37 @@ class JaxLoader(ThreadedLoader[B]):
                     f"array need the same: make lengths equal in decode, or collate with 'ragged'"
                 )
 
-    def _to_devices(self, batch: Batch) -> Batch:
-        """Replace the numeric arrays of a batch, but not "id", by global arrays on the devices."""
-        arrays = dict(batch)
-        for name, value in batch.items():
-            if isinstance(value, np.ndarray) and value.dtype != object and name != "id":
-                arrays[name] = self._global_array(name, value)
-        return arrays
 
-    def _global_array(self, name: str, rows: Array) -> jax.Array:
-        """Return a global array, of which each process gives its own `rows`.
+def _to_devices(sharding: jax.sharding.Sharding, num_parts: int, batch: Batch) -> Batch:
+    """Replace the numeric arrays of a batch, but not "id", by global arrays on the devices."""
+    arrays = dict(batch)
+    for name, value in batch.items():
+        if isinstance(value, np.ndarray) and value.dtype != object and name != "id":
+            arrays[name] = _global_array(sharding, num_parts, name, value)
+    return arrays
 
-        It may share the memory of `rows`.
-        """
-        dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
-        if dtype.kind in "iu" and dtype != rows.dtype and rows.size:
-            limits = np.iinfo(dtype)
-            for value in (rows.min(), rows.max()):
-                if not limits.min <= value <= limits.max:
-                    raise LoaderError(
-                        f"{name!r} holds {value}, and JAX has integers of 32 bits",
-                        advice='jax.config.update("jax_enable_x64", True), or leave the field out',
-                    )
-        shape = (len(rows) * self._num_parts, *rows.shape[1:])
-        array: jax.Array = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
-            self.sharding, rows.astype(dtype, copy=False), shape
-        )
-        return array
+
+def _global_array(
+    sharding: jax.sharding.Sharding, num_parts: int, name: str, rows: Array
+) -> jax.Array:
+    """Return a global array, of which each process gives its own `rows`.
+
+    It may share the memory of `rows`.
+    """
+    dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
+    if dtype.kind in "iu" and dtype != rows.dtype and rows.size:
+        limits = np.iinfo(dtype)
+        for value in (rows.min(), rows.max()):
+            if not limits.min <= value <= limits.max:
+                raise LoaderError(
+                    f"{name!r} holds {value}, and JAX has integers of 32 bits",
+                    advice='jax.config.update("jax_enable_x64", True), or leave the field out',
+                )
+    shape = (len(rows) * num_parts, *rows.shape[1:])
+    array: jax.Array = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
+        sharding, rows.astype(dtype, copy=False), shape
+    )
+    return array
 
 
 def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:

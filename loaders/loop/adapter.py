@@ -49,8 +49,10 @@ class Adapter:
 
         # Threads start to make batches. `_iterate_pass` yields them, and calls `count_received` for
         # each before it is yielded.
-        batches = loader._start_pass(pass_start.epoch, pass_start.step)
-        for batch in loader._iterate_pass(batches, count_received, num_batches=num_batches):
+        batches = loader._pass_at(pass_start.epoch, pass_start.step)
+        for batch in loader._iterate_pass(
+            batches, count_received, num_batches=num_batches, epoch=pass_start.epoch
+        ):
             with explain_key_error(batch):
                 arranged = arrange(batch)
             yield arranged

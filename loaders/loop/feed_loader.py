@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -113,6 +114,7 @@ class ThreadedLoader(FeedLoader[B]):
     ) -> None:
         super().__init__(feed, checksums=checksums, readahead=readahead)
         self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)
+        self._goes_on = not feed.sampler.evaluation and len(feed.sampler) > 0
 
     def _batches(
         self,
@@ -122,12 +124,13 @@ class ThreadedLoader(FeedLoader[B]):
         *,
         empty: Allocate = aligned,
     ) -> Generator[Any, None, None]:
-        """Yield `convert(batch)`, or the batch, of each step from `start` on.
+        """Yield `convert(batch)`, or the batch, of each step from `start` on, and if the pass goes
+        on, of the next epochs. `convert` must not refer to the loader.
 
         Each thread makes a whole batch; but if decoded images are reused, the threads divide the
         samples of one.
         """
-        feed = self.feed
+        feed, readahead, goes_on = self.feed, self.readahead, self._goes_on
         schedule = self.schedules.of(feed.sampler)
         # `max_cached` is the number of decoded images to cache until they are drawn again, or None.
         reuses_images = feed.sampler.traits.max_cached is not None
@@ -139,12 +142,16 @@ class ThreadedLoader(FeedLoader[B]):
             meter=self.meter,
             empty=empty,
         ) as batcher:
-            batcher.start_pass(schedule, epoch, start, readahead=self.readahead)
-            epoch_requests = schedule.requests(epoch, start, seeds=feed.seeded)
+            del self  # or the thread that runs this would keep the loader, and so itself, alive
+            batcher.start_pass(schedule, epoch, start, readahead=readahead, goes_on=goes_on)
+            start_epoch = partial(batcher.start_pass, schedule, readahead=readahead, running=True)
+            requests = schedule.requests(
+                epoch, start, goes_on=goes_on, seeds=feed.seeded, start_epoch=start_epoch
+            )
             make: Callable[[Request], Any] = batcher
             if convert is not None:
                 make = lambda request: convert(batcher(request))  # noqa: E731
-            with closing(in_order(make, epoch_requests, threads=batch_threads)) as batches:
+            with closing(in_order(make, requests, threads=batch_threads)) as batches:
                 yield from batches
 
     def _prefetched(
@@ -171,14 +178,27 @@ def in_order(
     pool = ThreadPoolExecutor(threads, "twinfeed-batch")
     try:
         pending: deque[Future[T]] = deque()
-        for item in items:
-            pending.append(pool.submit(function, item))
+        for future in _submitted(pool, function, items):
+            pending.append(future)
             if len(pending) > threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _submitted(
+    pool: ThreadPoolExecutor, function: Callable[[S], T], items: Iterable[S]
+) -> Iterator[Future[T]]:
+    """Yield the future of each item; of an error of `items` too, which is raised in its turn."""
+    try:
+        for item in items:
+            yield pool.submit(function, item)
+    except Exception as error:
+        failed: Future[T] = Future()
+        failed.set_exception(error)
+        yield failed
 
 
 def default_threads() -> int:

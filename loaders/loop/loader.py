@@ -48,6 +48,7 @@ def _at_exit() -> None:
     """End all running passes before the interpreter clears the modules that this needs."""
     for loader in list(_LOADERS):
         loader._end_pass()
+        loader._drop_continued_pass()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -89,6 +90,8 @@ class Loader(Closing, Generic[B]):
       pass. After the last batch of an epoch comes the next epoch. `set_epoch` begins an epoch.
     - In an evaluation (`ExactOnceBatchSampler`) each pass is whole. Only the first pass after
       `load_state_dict` is a remainder.
+    - In training, the first batches of the next epoch may be made before its pass, which gives them
+      unless the position was set meanwhile. `close` drops them.
     - There is one pass at a time. Within a loop, another pass, `set_epoch`, `load_state_dict` or
       `close` ends the loop with RuntimeError. Nothing is read before the first `next`.
     - A copy, a pickle and a forked child continue after the batches that the loop received, in a
@@ -113,9 +116,13 @@ class Loader(Closing, Generic[B]):
     # The advice of a warning: how to iterate so that the batches are counted.
     _counting_advice = "loop over the loader itself"
 
+    # Whether a pass goes on after its epoch, to make the first batches of the next epoch ahead.
+    _goes_on = False
     _current_pass: Pass | None = None
+    # A pass that has made first batches of the next epoch already, and the position of these.
+    _continued_pass: tuple[Pass, tuple[int, int]] | None = None
     # Attributes that a copy and a forked child do not get.
-    _not_copied: ClassVar[tuple[str, ...]] = ("_current_pass",)
+    _not_copied: ClassVar[tuple[str, ...]] = ("_current_pass", "_continued_pass")
     _shared: ClassVar[tuple[str, ...]] = ("_sampler",)  # shared by a shallow copy
 
     def __init__(self, sampler: BatchStream, /) -> None:
@@ -154,7 +161,24 @@ class Loader(Closing, Generic[B]):
 
     @abstractmethod
     def _start_pass(self, epoch: int, start: int) -> Pass:
-        """Start a pass over the steps of an epoch, from step `start` on, and return it."""
+        """Start a pass over the steps of an epoch, from step `start` on, and return it.
+
+        If `_goes_on`, it goes on with the epochs after it, and must not refer to the loader.
+        """
+
+    def _pass_at(self, epoch: int, start: int) -> Pass:
+        """Return the pass that an earlier loop has left at this position, or start a new one."""
+        if self._continued_pass is not None and self._continued_pass[1] == (epoch, start):
+            batches, self._continued_pass = self._continued_pass[0], None
+            return batches
+        self._drop_continued_pass()
+        return self._start_pass(epoch, start)
+
+    def _drop_continued_pass(self) -> None:
+        """Drop what was made of the next epoch."""
+        if self._continued_pass is not None:
+            batches, self._continued_pass = self._continued_pass[0], None
+            batches.close()
 
     def __repr__(self) -> str:
         stream = getattr(self, "feed", self._sampler)
@@ -180,8 +204,11 @@ class Loader(Closing, Generic[B]):
     def __iter__(self) -> Iterator[B]:
         """Iterate over the batches, from the position to the end of the epoch."""
         epoch, start = self._new_pass()
-        batches = self._start_pass(epoch, start)
-        yield from self._iterate_pass(batches, self.run.received, num_batches=len(self) - start)
+        batches = self._pass_at(epoch, start)
+        num_batches = len(self) - start
+        yield from self._iterate_pass(
+            batches, self.run.received, num_batches=num_batches, epoch=epoch
+        )
 
     def _new_pass(self) -> tuple[int, int]:
         """End the running pass, and return the epoch and step at which a loop starts a new one."""
@@ -196,9 +223,10 @@ class Loader(Closing, Generic[B]):
         count_received: Callable[[], bool],
         *,
         num_batches: int | None = None,
+        epoch: int | None = None,
         divided: bool = False,
     ) -> Iterator[Any]:
-        """Yield the batches of a pass, and end the pass after the last one.
+        """Yield the batches of a pass over `epoch`, and end or hold the pass after the last one.
 
         A call such as `set_epoch`, also from another thread, may end the pass at any time:
         RuntimeError. `count_received` is called before each batch is yielded, and returns whether
@@ -207,7 +235,8 @@ class Loader(Closing, Generic[B]):
         """
         if not divided:
             warn_unsharded(self._sampler)
-        self._current_pass = batches
+        running: Pass | None = batches
+        self._current_pass = running
         try:
             for _ in count() if num_batches is None else range(num_batches):
                 requested = perf_counter_ns()  # to measure how long the loop waits for the batch
@@ -225,15 +254,20 @@ class Loader(Closing, Generic[B]):
                     return
                 self.meter.received(requested)
                 is_last = count_received()
+                if is_last and epoch is not None and self._goes_on:
+                    # The pass is not this loop's any more: another loop may go on with it.
+                    self._current_pass, self._continued_pass = None, (batches, (epoch + 1, 0))
+                    running = None
                 yield batch
                 # The body of the user's loop has run. It may have ended the pass, which is an error
                 # unless it was at the last batch.
-                if self._current_pass is not batches:
+                if self._current_pass is not running:
                     if is_last:
                         return
                     raise RuntimeError(_PASS_WAS_ENDED)
         finally:
-            if self._current_pass is batches:  # no later pass has begun
+            if self._current_pass is running:  # no later pass has begun
+                self.meter.end()
                 self._end_pass()
 
     def report(self) -> PassReport:
@@ -305,6 +339,7 @@ class Loader(Closing, Generic[B]):
     def close(self) -> None:
         """Stop the running pass and close the files; a later pass opens them again."""
         self._end_pass_and_tracking()
+        self._drop_continued_pass()
 
     def _end_pass_and_tracking(self) -> None:
         """End the running pass, and the tracking of a framework's passes."""

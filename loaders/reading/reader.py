@@ -284,18 +284,26 @@ def _files_of(index: Index, max_open_files: int | None) -> RemoteFiles | LocalFi
 
 
 def plan_of_pass(
-    reader: object, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
+    reader: object,
+    schedule: Schedule,
+    fields: Sequence[str],
+    start: int,
+    readahead: int | None,
+    /,
+    *,
+    running: bool = False,
 ) -> ReadPlan | None:
     """Return the plan of what a pass prefetches, from a global step to the end of its epoch; of
     another source than an index, None. The plan of the previous pass goes on if its epoch has ended
     here. If it was broken off, at step 40, and this pass starts at 30, what it has prefetched is
-    kept until step 40; if this pass starts at 70, it is dropped.
+    kept until step 40; if this pass starts at 70, it is dropped. `running`: whether a pass goes on
+    over the end of an epoch, whose last batches may not be read yet.
     """
     if not isinstance(reader, Reader):
         return None
     plans, files = reader._plans(), reader._files()
     previous = plans.get(schedule)  # the plan of the previous pass over these batches
-    if previous is not None and previous.continue_at(start):
+    if previous is not None and previous.continue_at(start, running=running):
         return previous
     # Without fields to read, the limit of what is prefetched is 0.
     limit = readahead if fields else 0

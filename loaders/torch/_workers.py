@@ -31,6 +31,7 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.feed.arguments import Batch, stored_fields
 from twinfeed.loaders.loop.feed_loader import FeedLoader
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.reading.reader import Reader, plan_of_pass
 from twinfeed.loaders.support.array_types import Int64s
@@ -122,7 +123,8 @@ def parent_reads(loader: FeedLoader[Any], /) -> bool:
 
 
 class PassRequests:
-    """The sampler of the workers' DataLoader: it yields the requests of an epoch from `start` on.
+    """The sampler of the workers' DataLoader: it yields the requests of an epoch from `start` on,
+    and with `goes_on` of all after it.
 
     It does not refer to the loader, or the workers would end only by the garbage collector.
     """
@@ -130,23 +132,33 @@ class PassRequests:
     def __init__(self, loader: FeedLoader[Any]) -> None:
         self._feed, self._reader, self._meter = loader.feed, loader.reader, loader.meter
         self._schedules, self._readahead = loader.schedules, loader.readahead
-        self._parent_reads = parent_reads(loader)
+        self._parent_reads, self._goes_on = parent_reads(loader), loader._goes_on
         self.start = (0, 0)  # epoch and step
         self.cancelled = False
 
     def __iter__(self) -> Iterator[Request | PrefetchedRequest]:
         """Yield the requests, and prefetch the bytes of coming steps; if local, only advise."""
         feed, (epoch, step) = self._feed, self.start
-        schedule, epoch_start = self._schedules.of(feed.sampler), epoch * len(feed.sampler)
-        fields = stored_fields(feed.index, feed.fields)
-        plan = plan_of_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
-        for request in schedule.requests(epoch, step, seeds=feed.seeded):
+        schedule, fields = self._schedules.of(feed.sampler), stored_fields(feed.index, feed.fields)
+        requests = schedule.requests(epoch, step, goes_on=self._goes_on, seeds=feed.seeded)
+        plan: ReadPlan | None = None
+        for number, request in enumerate(requests):
+            global_step = request.epoch * len(self) + request.step
+            if not number or not request.step:  # a pass or an epoch begins
+                plan = plan_of_pass(
+                    self._reader,
+                    schedule,
+                    fields,
+                    global_step,
+                    self._readahead,
+                    running=number > 0,
+                )
             # The context of a step prefetches when it is entered, and releases bytes when it is
             # left. It is entered here, so that the steps are entered in their order. If this
             # process reads the records, `_read` leaves it, on another thread.
             opened_step = ExitStack()
             if plan is not None:
-                opened_step.enter_context(plan.step(epoch_start + request.step))
+                opened_step.enter_context(plan.step(global_step))
             if self._parent_reads:
                 yield PrefetchedRequest(request, partial(self._read, opened_step))
             else:

@@ -7,6 +7,7 @@ from contextlib import closing
 from functools import cached_property, partial
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, cast
+from weakref import ref
 
 import torch
 from torch.utils.data import (
@@ -75,7 +76,8 @@ class TorchLoader(ThreadedLoader[B]):
             lock. They are workers of a real `DataLoader`. `threads` (default 0) are then threads
             within each worker.
         prefetch_factor: batches that each worker makes ahead, as in a `DataLoader`.
-        persistent_workers: whether the workers stay from pass to pass.
+        persistent_workers: whether the workers stay from pass to pass, and make the first batches
+            of the next epoch in time.
         multiprocessing_context: how the workers are started, such as "spawn". Default: as
             everywhere in Python, or "spawn" for a source of your own that is not `fork_safe`.
         timeout: seconds to wait for a worker's batch. 0 waits without end.
@@ -100,7 +102,7 @@ class TorchLoader(ThreadedLoader[B]):
     """
 
     _adapter = _Adapter
-    _not_copied = ("_current_pass", "_workers")
+    _not_copied = ("_current_pass", "_continued_pass", "_workers")
 
     @validate.show_call("TorchLoader(feed)")
     def __init__(
@@ -139,6 +141,8 @@ class TorchLoader(ThreadedLoader[B]):
             if not getattr(feed.index, "fork_safe", True):
                 multiprocessing_context = without_fork(multiprocessing_context)
             self.prefetch = prefetch  # also where a transform sets global states: of its worker
+        if not persistent_workers:  # workers end with their epoch
+            self._goes_on = self._goes_on and not num_workers
         self._worker_options: dict[str, Any] = {
             "num_workers": num_workers,
             "prefetch_factor": prefetch_factor,
@@ -152,8 +156,9 @@ class TorchLoader(ThreadedLoader[B]):
 
     def _reset_after_fork(self) -> None:
         """In a forked child, forget the running pass without ending the parent's workers."""
-        for owner in (getattr(self._current_pass, "_workers", None), vars(self).get("_workers")):
-            detach_workers(getattr(owner, "_iterator", None))
+        for batches in (self._current_pass, self._continued_pass and self._continued_pass[0]):
+            detach_workers(getattr(getattr(batches, "_workers", None), "_iterator", None))
+        detach_workers(getattr(vars(self).get("_workers"), "_iterator", None))
         super()._reset_after_fork()
 
     @cached_property
@@ -323,7 +328,8 @@ class _Pass(Iterator[Batch]):
         sent: Generator[Sent, None, None] | Prefetcher[Sent],
         workers: WorkerBatches | None = None,
     ) -> None:
-        self._loader, self._copier, self._sent, self._workers = loader, copier, sent, workers
+        # A pass that the loader holds must not keep it alive.
+        self._loader, self._copier, self._sent, self._workers = ref(loader), copier, sent, workers
 
     def __next__(self) -> Batch:
         return self._copier.receive(next(self._sent))
@@ -340,7 +346,9 @@ class _Pass(Iterator[Batch]):
         # still uses them. `_workers` of the loader is a cached property: deleted here, it is
         # computed again when the next pass needs workers.
         if self._workers.any_died or cast(Prefetcher[Sent], self._sent).busy:
-            vars(self._loader).pop("_workers", None)
+            loader = self._loader()
+            if loader is not None:
+                vars(loader).pop("_workers", None)
 
 
 def _send_each(

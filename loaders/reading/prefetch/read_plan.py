@@ -144,6 +144,8 @@ class ReadPlan:
         self._fetched: deque[tuple[int, int]] = deque()
         self._unread_bytes = 0  # of all fetches in `_fetched`
         self._lock, self.events_lock = Lock(), Lock()
+        self._steps_in_progress: set[int] = set()  # the steps that threads are reading now
+        self._last_started = start - 1  # no step has started
         self._start_pass(start, epochs=1)
 
     def _start_pass(self, start: int, *, epochs: int) -> None:
@@ -160,20 +162,20 @@ class ReadPlan:
         # cost time. If True, the first `Fetch` is looked up in the page cache: if its ranges are
         # there, the plan is disabled.
         self.check_page_cache = self._may_be_cached
-        self._steps_in_progress: set[int] = set()  # the steps that threads are reading now
-        self._last_started = start - 1  # no step of this pass has started
 
-    def continue_at(self, start: int, /) -> bool:
+    def continue_at(self, start: int, /, *, running: bool = False) -> bool:
         """Continue the plan with the pass over the next epoch, if that begins at step `start`.
 
-        Ranges that were prefetched beyond the end of the epoch are then used. This needs a previous
-        pass that has read its epoch to the end, and a plan in use. A plan is not in use if it was
-        disabled, or if `check_page_cache` is still set, so that it has had no event yet.
+        Ranges that were prefetched beyond the end of the epoch are then used. This needs a plan in
+        use, and a previous pass that has read its epoch to the end, or is `running` on. A plan is
+        not in use if it was disabled, or if `check_page_cache` is still set, so that it has had no
+        event yet.
 
         Returns:
             Whether the plan continues. If not, the pass that starts here needs a new plan.
         """
-        ended_here = self._last_started == self._epoch_end - 1 and start == self._epoch_end
+        has_ended = running or self._last_started == self._epoch_end - 1
+        ended_here = has_ended and start == self._epoch_end
         if not self.enabled or self.check_page_cache or not ended_here:
             return False
         # Epochs follow one another, so fetch batches of the epoch after this one too.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import NamedTuple
 
@@ -148,8 +148,18 @@ class Schedule:
             start = min(stop, (number + 1) * self._chunk_steps)
         return out
 
-    def requests(self, epoch: int, start: int = 0, /, *, seeds: bool = True) -> Iterator[Request]:
-        """Yield the request for each batch of an epoch, from step `start` on.
+    def requests(
+        self,
+        epoch: int,
+        start: int = 0,
+        /,
+        *,
+        seeds: bool = True,
+        goes_on: bool = False,
+        start_epoch: Callable[[int, int], object] | None = None,
+    ) -> Iterator[Request]:
+        """Yield the request for each batch of an epoch, from step `start` on; with `goes_on` also
+        of all epochs after it, with a call of `start_epoch(epoch, 0)` before each of those.
 
         The sampler draws several steps at a time, and maps their sample ids to record ids and to
         views (variants of a record), which is faster than step by step.
@@ -160,22 +170,28 @@ class Schedule:
         [[2, 3], [4]]
         """
         sampler = self.sampler
-        sampler.batches(epoch, start, start)  # raises IndexError for a wrong epoch or step
         ids_are_records = sampler.traits.num_ids is None
-        # Ranges of steps: first short, so that the first batch comes soon, then of STEPS steps.
-        for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
-            # `all_ids` has the ids of the batches end to end: batches of 2 and 1 ids are at the
-            # slices [0, 2) and [2, 3).
-            batches = self.batches(epoch, first_step, stop_step)
-            all_ids = np.concatenate(batches)
-            records, views = all_ids, np.zeros_like(all_ids)
-            if not ids_are_records:
-                records, views = sampler.records(all_ids), sampler.views(all_ids)
-            ends = np.cumsum([len(ids) for ids in batches]).tolist()
-            for step, batch in enumerate(map(slice, [0, *ends], ends), first_step):
-                ids = all_ids[batch].copy()  # the user may write to the ids of a batch
-                sample_seeds = sampler.seeds(epoch, step) if seeds else None
-                yield Request(epoch, step, ids, records[batch], views[batch], sample_seeds)
+        while True:
+            sampler.batches(epoch, start, start)  # raises IndexError for a wrong epoch or step
+            # Ranges of steps: first short, so that the first batch comes soon, then of STEPS steps.
+            for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
+                # `all_ids` has the ids of the batches end to end: batches of 2 and 1 ids are at the
+                # slices [0, 2) and [2, 3).
+                batches = self.batches(epoch, first_step, stop_step)
+                all_ids = np.concatenate(batches)
+                records, views = all_ids, np.zeros_like(all_ids)
+                if not ids_are_records:
+                    records, views = sampler.records(all_ids), sampler.views(all_ids)
+                ends = np.cumsum([len(ids) for ids in batches]).tolist()
+                for step, batch in enumerate(map(slice, [0, *ends], ends), first_step):
+                    ids = all_ids[batch].copy()  # the user may write to the ids of a batch
+                    sample_seeds = sampler.seeds(epoch, step) if seeds else None
+                    yield Request(epoch, step, ids, records[batch], views[batch], sample_seeds)
+            if not goes_on:
+                return
+            epoch, start = epoch + 1, 0
+            if start_epoch is not None:
+                start_epoch(epoch, start)
 
     def records(self, start: int, stop: int, /) -> tuple[Int64s, Int64s]:
         """Return the record ids of the samples of global steps [start, stop), and the step of each.

@@ -62,7 +62,7 @@ def test_workers_read_remote_shards(
             for one, other in pairs:
                 assert np.array_equal(one["id"], other["id"])
                 assert list(one["x"]) == list(other["x"])
-        assert bool(server.asked) is not cached
+        assert not (cached and server.asked)
     finally:
         loader.close()
 

@@ -195,7 +195,10 @@ def test_alternating_passes_each_decode_what_they_need(index: Index, threads: in
     one, other, left = (NumpyLoader(feed, threads=threads) for _ in range(3))
     for expected, first, second in zip(alone, one, other, strict=True):
         assert first["number"].tolist() == second["number"].tolist() == expected
-    assert len(decoded) == 2 * needed
+    ahead = 4 * (one.prefetch + 1) + threads + 4  # images of the next epoch
+    assert 2 * needed <= len(decoded) <= 2 * (needed + ahead)
+    one.close()
+    other.close()
     for _ in left:
         break
     left.close()

@@ -215,3 +215,174 @@ def test_close_leaves_no_thread() -> None:
     assert next(results) == "0"
     results.close()
     assert started_threads() == []
+
+
+# Over the end of an epoch
+
+
+def workers_that_stay(feed: Feed) -> Any:
+    from twinfeed.loaders.torch import TorchLoader
+
+    return TorchLoader(feed, num_workers=1, persistent_workers=True)
+
+
+def jax_loader(feed: Feed) -> Any:
+    from twinfeed.loaders.jax import JaxLoader
+
+    return JaxLoader(feed)
+
+
+GOING_ON = [
+    *LOADERS,
+    pytest.param(lambda feed: NumpyLoader(feed, threads=3), id="threads"),
+    pytest.param(lambda feed: NumpyLoader(feed, prefetch=0), id="nothing ahead"),
+    pytest.param(workers_that_stay, marks=pytest.mark.frameworks),
+    pytest.param(jax_loader, marks=pytest.mark.frameworks),
+]
+
+
+class Numbers:
+    """Records that are their ids, which notes what was read."""
+
+    def __init__(self, count: int) -> None:
+        self.read: list[int] = []
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        self.read.append(int(number))
+        return {"x": np.int32(number)}
+
+
+def numbers_feed(sampler: BatchStream | None = None) -> tuple[Numbers, Feed]:
+    source = Numbers(20)
+    feed = Feed(DatasetSource(source), training() if sampler is None else sampler, decode=dict)
+    assert feed.spec
+    source.read.clear()
+    return source, feed
+
+
+def drawn(epoch: int, start: int = 0) -> list[list[int]]:
+    return [ids.tolist() for ids in training().batches(epoch, start, 4)]
+
+
+def received(loader: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in loader]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.filterwarnings("ignore:the state and the source share no digest")
+@pytest.mark.parametrize("make", GOING_ON)
+def test_epochs_follow_and_another_epoch_drops_what_was_made(make: Callable[[Feed], Any]) -> None:
+    _, feed = numbers_feed()
+    loader, states = make(feed), []
+    for epoch in (0, 1, 5, 6):
+        loader.set_epoch(epoch)
+        assert received(loader) == drawn(epoch)
+        states.append((loader.state_dict()["epoch"], loader.state_dict()["step"]))
+    assert states == [(1, 0), (2, 0), (6, 0), (7, 0)]
+    loader.load_state_dict(loader.state_at(7, 0))
+    assert received(loader) == drawn(7)
+    loader.load_state_dict(loader.state_at(2, 3))
+    assert received(loader) == drawn(2, 3)
+    for _ in loader:  # is broken off
+        break
+    assert received(loader) == drawn(3, 1)
+    loader.close()
+    assert started_threads() == []
+    assert received(loader) == drawn(4)
+    loader.close()
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("exhausted", [True, False])
+def test_next_epoch_is_read_before_its_loop_and_once(threads: int, exhausted: bool) -> None:
+    """Also if the loop takes the last batch, and does not ask whether there is another."""
+    source, feed = numbers_feed()
+    with NumpyLoader(feed, threads=threads) as loader:
+        for epoch in range(3):
+            batches = iter(loader)
+            for _ in range(4):
+                next(batches)
+            if exhausted:
+                assert next(batches, None) is None
+            ahead = 20 * (epoch + 1) + 5 * loader.prefetch
+            wait_until(lambda least=ahead: len(source.read) >= least)  # type: ignore[misc]
+    assert all(source.read.count(number) >= 3 for number in range(20))
+    assert len(source.read) <= 60 + 5 * (loader.prefetch + 1 + 2 * (threads + 1))
+
+
+@pytest.mark.parametrize("make", LOADERS)
+def test_loop_that_is_left_at_its_last_batch_does_not_end_the_next(
+    make: Callable[[Feed], Any],
+) -> None:
+    _, feed = numbers_feed()
+    with make(feed) as loader:
+        first = iter(loader)
+        assert [next(first)["id"].tolist() for _ in range(4)] == drawn(0)
+        second = iter(loader)
+        assert next(second)["id"].tolist() == drawn(1)[0]
+        del first
+        assert [batch["id"].tolist() for batch in second] == drawn(1, 1)
+
+
+@pytest.mark.parametrize("make", GOING_ON)
+def test_deleted_loader_leaves_no_thread(make: Callable[[Feed], Any]) -> None:
+    _, feed = numbers_feed()
+    loader = make(feed)
+    assert received(loader) == drawn(0)
+    del loader
+    assert started_threads() == []
+
+
+@pytest.mark.parametrize("make", LOADERS)
+def test_evaluation_makes_nothing_ahead_of_the_next_pass(make: Callable[[Feed], Any]) -> None:
+    source, feed = numbers_feed(evaluation())
+    loader = make(feed)
+    assert len(received(loader)) == 4
+    assert started_threads() == []
+    assert len(source.read) == 20
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_error_of_the_next_epoch_is_raised_by_its_loop(threads: int) -> None:
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        if len(noted) >= 20:
+            raise RuntimeError("too many")
+        noted.append(1)
+        return sample
+
+    noted: list[int] = []
+    _, feed = numbers_feed()
+    feed = Feed(feed.index, training(), decode=fail)
+    assert feed.spec
+    noted.clear()
+    loader = NumpyLoader(feed, threads=threads, prefetch=3)
+    assert received(loader) == drawn(0)
+    assert (loader.epoch, loader.step) == (1, 0)
+    with pytest.raises(Exception, match="too many"):
+        list(loader)
+    assert (loader.epoch, loader.step) == (1, 0)
+    assert started_threads() == []
+    noted.clear()
+    assert received(loader) == drawn(1)
+    loader.close()
+
+
+def test_error_of_the_requests_comes_after_the_results_before_it() -> None:
+    def items() -> Iterator[int]:
+        yield from range(4)
+        raise IndexError("no fifth")
+
+    results = in_order(str, items(), threads=3)
+    assert [next(results) for _ in range(4)] == ["0", "1", "2", "3"]
+    with pytest.raises(IndexError, match="no fifth"):
+        next(results)

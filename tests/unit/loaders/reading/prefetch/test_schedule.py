@@ -115,7 +115,8 @@ def test_each_id_is_drawn_once(
         drawn_sizes.clear()
         delivered = sum(passes(loader))
     assert delivered == EPOCHS * len(sampler) * 16 - EPOCHS * (-sampler.num_ids % 16)
-    assert sum(drawn_sizes) <= 1.1 * delivered + len(sampler) * 16 * (readahead != 0)
+    # This set is smaller than what is read ahead: the plan may have drawn two epochs more.
+    assert sum(drawn_sizes) <= 1.1 * delivered + 2 * len(sampler) * 16 * (readahead != 0)
 
 
 @pytest.mark.parametrize("kind", ORDERS)
