@@ -137,7 +137,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         # `reshardable`: whether a `tf.distribute` strategy may divide the batches, so that the
         # sampler must allow it. A strategy never divides a plain dataset.
         self.run.track_from(epoch, start, reshardable=distributed)
-        running = _Pass(self, dataset)
+        running = _DatasetPass(self, dataset)
         # `divided`: whether each process receives other samples than the other processes. There are
         # three kinds of datasets:
         # - A plain dataset is not divided.
@@ -157,10 +157,10 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """Load a state that `tf.train.Checkpoint` has restored."""
         self.load_state_dict(json.loads(state))
 
-    def _start_pass(self, epoch: int, start: int) -> _Pass:
+    def _start_pass(self, epoch: int, start: int) -> _DatasetPass:
         self.run.track_from(epoch, start, reshardable=False)
         # Without any step, the dataset may not be made: no record shows what its batches have.
-        return _Pass(self, self._on_device if len(self) else ())
+        return _DatasetPass(self, self._on_device if len(self) else ())
 
     @cached_property
     def _on_device(self) -> tf.data.Dataset:
@@ -190,7 +190,7 @@ def check_process() -> None:
         )
 
 
-class _Pass(Iterator[Any]):
+class _DatasetPass(Iterator[Any]):
     """An iterator over a dataset that raises original errors, not TensorFlow's; can be closed."""
 
     def __init__(self, loader: DatasetLoader[Any], dataset: Iterable[Any]) -> None:
