@@ -194,7 +194,7 @@ def stages(options: argparse.Namespace, folder: Path) -> None:
             RandomSampler(len(index), seed=0), batch_size=BATCH, last_batch="drop"
         )
         print(f"\nrecords of {size:,} bytes, microseconds of a batch: by the clock (processor)")
-        source = dataset(index, sampler).twinfeed_source
+        source = dataset(index, sampler).twinfeed_owner
         for way, (make, each) in staged(source).items():
             calls = min(len(sampler) - 3 * each, options.batches) // each
             rates = [rate(make, calls, each) for _ in range(options.pairs)]
@@ -206,7 +206,7 @@ def stages(options: argparse.Namespace, folder: Path) -> None:
 def staged(source: Any) -> dict[str, tuple[Make, int]]:
     """Return each stage of a pass, and how many batches an element of the stage has."""
     index, sampler, size = source.feed.index, source.feed.sampler, source.batches_per_call
-    first = int(size).bit_length() - 1  # calls that read fewer batches
+    first = (int(size) - 1).bit_length()  # calls that read fewer batches
 
     def arrays() -> Iterable[Any]:
         with closing(source.read_pass()) as calls:

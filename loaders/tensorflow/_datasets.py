@@ -15,7 +15,6 @@ import tensorflow as tf
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.loader import B, Loader, explain_key_error
 from twinfeed.loaders.loop.run import Order
-from twinfeed.loaders.tensorflow._iterators import destroy_iterators_in_thread
 from twinfeed.loaders.tensorflow._operators import check_batch_order
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
 from twinfeed.loaders.tensorflow.original import OriginalErrors
@@ -33,8 +32,14 @@ class _Adapter(Adapter):
         """
         loader = self.loader
         if not callable(arrange):
-            _check_length(arrange, len(loader))
-            return destroy_iterators_in_thread(arrange)
+            length = arrange.cardinality() if isinstance(arrange, tf.data.Dataset) else len(loader)
+            if length not in (len(loader), tf.data.UNKNOWN_CARDINALITY):
+                raise ValueError(
+                    f"the dataset of fit must have the {len(loader)} batches of an epoch, got "
+                    f"{'an infinite dataset' if length < 0 else int(length)}: remove its repeat or "
+                    f"take"
+                )
+            return arrange
         strategy = getattr(model, "distribute_strategy", None)
         # A method of `TensorFlowLoader`, which makes the batches of several ranks. The other loader
         # for TensorFlow, that of `choose`, lacks it.
@@ -45,7 +50,7 @@ class _Adapter(Adapter):
             )
         # If `arrange` asks for a field that is missing, the error lists the fields of a batch.
         with explain_key_error(loader.dataset.element_spec):
-            return destroy_iterators_in_thread(loader._to_device(loader.dataset.map(arrange)))
+            return loader._to_device(loader.dataset.map(arrange))
 
     def check_position(self, batches: Any) -> None:
         if not isinstance(batches, tf.distribute.DistributedDataset):
@@ -54,17 +59,6 @@ class _Adapter(Adapter):
     def original_errors(self) -> AbstractContextManager[None]:
         # None: also the errors of other loaders, such as that of the validation data.
         return OriginalErrors(None)
-
-
-def _check_length(dataset: Any, steps: int) -> None:
-    """Raise ValueError if the known length of a dataset is not the `steps` of an epoch."""
-    if isinstance(dataset, tf.data.Dataset):
-        length = int(dataset.cardinality())
-        if length not in (steps, tf.data.UNKNOWN_CARDINALITY):
-            raise ValueError(
-                f"the dataset of fit must have the {steps} batches of an epoch, got "
-                f"{'an infinite dataset' if length < 0 else length}: remove its repeat or take"
-            )
 
 
 class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
@@ -104,8 +98,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
         Warns if a third iteration starts in the same training epoch: the same batches come again.
         """
-        # The garbage collector may destroy an iterator in a thread that holds a lock: a deadlock.
-        return destroy_iterators_in_thread(self._make_dataset())
+        return self._make_dataset()
 
     @abstractmethod
     def _make_dataset(self) -> tf.data.Dataset:
@@ -201,7 +194,7 @@ class _DatasetPass(Iterator[Any]):
     def __next__(self) -> Any:
         with OriginalErrors(self._loader.run):
             if self._batches is None:
-                self._batches = iter(destroy_iterators_in_thread(self._dataset))
+                self._batches = iter(self._dataset)
             return next(self._batches)
 
     def close(self) -> None:

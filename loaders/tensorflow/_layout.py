@@ -1,4 +1,4 @@
-"""Convert a batch to a flat list of arrays and back to tensors, with static shapes."""
+"""Convert a batch to a flat list of arrays, and tensors to a batch, with static shapes."""
 
 from __future__ import annotations
 
@@ -19,76 +19,53 @@ from twinfeed.loaders.support.array_types import Array
 
 
 class Layout:
-    """The mapping of a batch to a flat list of tensors, with their `TensorSpec`s.
+    """The mapping of a batch to a flat list of tensors, and back.
 
-    `batch_size` is the size of every batch, or None. `specs` has, by field name, the specs of its
-    tensors: one, or [values, lengths] if it is ragged.
+    `batch_size` is the size of every batch, or None. `specs` has the spec of each field by name,
+    and `flat_specs` those of the tensors of all fields, of which a ragged field has two.
     """
 
     def __init__(self, feed: Feed, batch_size: int | None, reader: FieldReader) -> None:
-        self.batch_size = batch_size
-        recipe = recipe_of(feed)
+        self.batch_size, recipe = batch_size, recipe_of(feed)
         # A batch of no samples has the fields and dtypes of every batch.
         empty_batch = Batcher(recipe, reader=reader)(Request.plain(np.zeros(0, np.int64)))
-        self.specs: dict[str, list[tf.TensorSpec]] = {}
-        for name, value in empty_batch.items():
-            if isinstance(value, Ragged):
-                row_shape = recipe.shapes[0][name].shape[1:]
-                values_spec = _tensor_spec(value.values, None, row_shape)  # of all samples together
-                self.specs[name] = [values_spec, _tensor_spec(value.lengths, batch_size, ())]
-            else:
-                (array,) = _arrays_of(value)
-                shape = _sample_shape(recipe, name, array)
-                self.specs[name] = [_tensor_spec(array, batch_size, shape)]
-
-    @property
-    def flat_specs(self) -> list[tf.TensorSpec]:
-        """The specs of all tensors, in the order of `flatten`."""
-        return [spec for specs in self.specs.values() for spec in specs]
+        self.specs = {
+            name: _spec_of(recipe, name, value, batch_size) for name, value in empty_batch.items()
+        }
+        self.flat_specs = tf.nest.flatten(self.specs, expand_composites=True)
 
     def flatten(self, batch: Batch) -> list[Array]:
         """Return the arrays of all fields of a batch as a flat list; `restore` is the inverse."""
-        return [array for name in self.specs for array in _arrays_of(batch[name])]
+        return [array for name in sorted(self.specs) for array in _arrays_of(batch[name])]
 
-    def restore(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
+    def restore(self, flat: Sequence[tf.Tensor]) -> Any:
         """Make a batch, a dict by field name, of a flat list of tensors."""
-        tensors = iter(flat)
-        return {
-            name: _join([next(tensors) for _ in specs], specs) for name, specs in self.specs.items()
-        }
+        return tf.nest.pack_sequence_as(self.specs, flat, expand_composites=True)
 
 
-def _tensor_spec(array: Array, size: int | None, shape: Sequence[int | None]) -> tf.TensorSpec:
-    """Return the spec [size, *shape] with the dtype of `array`. A size of None is any size."""
+def _spec_of(recipe: Recipe, name: str, value: Any, size: int | None) -> Any:
+    """Return the spec of a field of batches, of which `value` is that of some batch.
+
+    A size that may differ between batches is None.
+    """
+    spec, collate = recipe.shapes  # each field's `FieldSpec`, and the user's `collate` argument
+    array = _arrays_of(value)[0]
     dtype = tf.string if array.dtype == object else tf.as_dtype(array.dtype)
+    # The spec lacks fields that the loader adds to every batch, such as "id".
+    shape: Sequence[int | None] = spec[name].shape if name in spec else array.shape[1:]
+    if isinstance(value, Ragged):
+        return tf.RaggedTensorSpec([size, None, *shape[1:]], dtype, ragged_rank=1)
+    if mode_of(collate, name) == "pad":
+        shape = [None] * (array.ndim - 1)
     return tf.TensorSpec([size, *shape], dtype)
 
 
-def _sample_shape(recipe: Recipe, name: str, array: Array) -> Sequence[int | None]:
-    """Return the static shape of one sample of a field that is not ragged.
-
-    A size that may differ between batches is None. `array` is the field in some batch.
-    """
-    spec, collate = recipe.shapes  # each field's `FieldSpec`, and the user's `collate` argument
-    if mode_of(collate, name) == "pad":
-        return [None] * (array.ndim - 1)
-    # The spec lacks fields that the loader adds to every batch, such as "id".
-    return spec[name].shape if name in spec else array.shape[1:]
-
-
 def _arrays_of(value: Any) -> list[Array]:
-    """Return a value of a batch as arrays: [values, lengths] if it is `Ragged`, else one."""
+    """Return a value of a batch as arrays: [values, row splits] if it is `Ragged`, else one."""
     if isinstance(value, Ragged):
-        return [value.values, value.lengths]
+        return [value.values, np.cumsum([0, *value.lengths], dtype=np.int64)]
     if not isinstance(value, list):
         return [value]
     strings = np.empty(len(value), object)
     strings[:] = value
     return [strings]
-
-
-def _join(tensors: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Set the static shapes of a field's tensors, and return the field's single tensor."""
-    for tensor, spec in zip(tensors, specs, strict=True):
-        tensor.set_shape(spec.shape)
-    return tf.RaggedTensor.from_row_lengths(*tensors) if len(tensors) == 2 else tensors[0]

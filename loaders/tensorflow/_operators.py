@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from twinfeed.loaders.loop.loader import Loader
+from twinfeed.loaders.tensorflow._iterators import owner_of, upstream
 
 # Operators that keep the batches and their order, or only the first batches.
 _KEEP_ORDER = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Restructured", "Take"}
@@ -23,57 +24,41 @@ def check_batch_order(dataset: Any, loader: Loader[Any], /) -> None:
     """Raise ValueError unless element n of a dataset is batch n of a loader."""
     # The dataset and all that it is made of, back from the last operator: in the example, the
     # datasets of `take`, of `map`, and of the loader.
-    datasets = list(_upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
-    sources = [source for source in map(_source, datasets) if source is not None]
+    datasets = list(upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
+    sources = [owner for owner in map(owner_of, datasets) if owner is not None]
     # Each loader has a `run` of its own, which its sources have, too: it identifies the loader.
-    if {source.run for source in sources} != {loader.run}:
+    if {getattr(source, "run", None) for source in sources} != {loader.run}:
         raise ValueError(f"the dataset is not made of this loader's dataset only, {_ADVISE_ORDER}")
     unordered = any(getattr(item, "_deterministic", None) == "false" for item in datasets)
     if unordered or dataset.options().deterministic is False:
         raise ValueError(f"the dataset has deterministic=False, {_ADVISE_ORDER}")
     # From the last to the first: "Take", "Map".
-    downstream = [item for item in datasets if _source(item) is None]
-    operators = [*_operators_on_batches(downstream, sources[0].sampler.fixed_size)]
-    for operator in operators:
-        if operator not in _KEEP_ORDER:
-            raise ValueError(f"the dataset has the operator {operator}, {_ADVISE_ORDER}")
+    operators = [*_operators_on_batches(datasets, sources[0].sampler.fixed_size)]
     # `take(3).repeat()` yields the same 3 batches again, instead of the next 3. Its operators are
     # "Repeat", "Take".
     if "Repeat" in operators and "Take" in operators[operators.index("Repeat") :]:
-        raise ValueError(f"the dataset has the operator Repeat after a Take, {_ADVISE_ORDER}")
+        operators.append("Repeat after a Take")
+    for operator in operators:
+        if operator not in _KEEP_ORDER:
+            raise ValueError(f"the dataset has the operator {operator}, {_ADVISE_ORDER}")
 
 
 def _operators_on_batches(datasets: list[Any], batch_size: int | None) -> Iterator[str]:
     """Yield the operators of datasets, the last first, but for those on single records."""
     on_records = False
     for dataset in datasets:
-        operator = _operator(dataset)
+        # "Map" for a `_ParallelMapDataset`
+        name = type(dataset).__name__.strip("_").removesuffix("Dataset").removeprefix("Parallel")
         size = tf.get_static_value(getattr(dataset, "_batch_size", None))
-        if operator == "Batch" and size and size == batch_size and not on_records:
+        if owner_of(dataset) is not None:
+            continue
+        if name == "Batch" and size and size == batch_size and not on_records:
             on_records = True
-        elif on_records and operator == "Unbatch":
+        elif name == "Unbatch" and on_records:
             on_records = False
-        elif on_records and operator in ("Repeat", "Take"):
-            yield f"{operator} between unbatch and batch"
+        elif name in ("Repeat", "Take") and on_records:
+            yield f"{name} between unbatch and batch"
         else:
-            yield operator
+            yield name
     if on_records:
         yield "Batch without unbatch"
-
-
-def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yield a dataset and, recursively, the datasets that it is made of, up to a loader's own."""
-    yield dataset
-    if _source(dataset) is None:  # not a loader's own dataset
-        for upstream in dataset._inputs():
-            yield from _upstream(upstream)
-
-
-def _source(dataset: tf.data.Dataset) -> Any:
-    """Return the `GraphSource` that a loader's own dataset reads; None for other datasets."""
-    return getattr(dataset, "twinfeed_source", None)
-
-
-def _operator(dataset: tf.data.Dataset) -> str:
-    """Return the name of a dataset's operator: "Map" for a `_ParallelMapDataset`."""
-    return type(dataset).__name__.strip("_").removesuffix("Dataset").removeprefix("Parallel")

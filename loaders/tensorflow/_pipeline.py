@@ -18,10 +18,9 @@ iteration) starts at step 1::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.loop.loader import Loader
@@ -29,11 +28,15 @@ from twinfeed.loaders.loop.run import PassStart
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
 from twinfeed.loaders.tensorflow._datasets import check_process
+from twinfeed.loaders.tensorflow._iterators import set_owner
 from twinfeed.loaders.tensorflow._processes import auto_shard_policy, check_auto_shard
 from twinfeed.samplers import BatchStream
 
-PASS_START_SPEC = tf.TensorSpec([3], tf.int64)
-"""A `PassStart` in a graph: the epoch, the step and the generation."""
+S = TypeVar("S")
+T = TypeVar("T")
+
+POSITION_SPEC = tf.TensorSpec([4], tf.int64)
+"""A position in a graph: the `PassStart` of its pass, and the number of the batch."""
 
 
 class GraphSource(ABC):
@@ -49,28 +52,32 @@ class GraphSource(ABC):
         self, loader: Loader[Any], sampler: BatchStream, *, ranks: int = 1, by_rank: bool = False
     ) -> None:
         check_process()
-        self.sampler, self.ranks = sampler, ranks
+        self.sampler, self.ranks, self.steps = sampler, ranks, len(sampler)
         self.run, self.meter = loader.run, loader.meter
-        self.steps = len(sampler)
         # Whether each replica of a strategy has a dataset of its rank. If not, the strategy divides
         # each batch among the replicas.
         self._by_rank = by_rank
 
     @abstractmethod
     def elements(self) -> tf.data.Dataset:
-        """Return the dataset of one pass, whose elements have one batch or several.
+        """Return the dataset of one pass. By default, each element is a (position, batch)."""
 
-        With `batches_per_call == 1`, `batches_in` makes batches of an element. Otherwise the
-        elements are tuples of tensors whose rows are batches, of which `batch_of` makes one.
+    def rows(self, *element: Any) -> tuple[tf.Tensor, ...]:
+        """Return tensors whose rows are the batches of an element of `elements`."""
+        return self._wrapped([element])
+
+    def batch(self, *row: tf.Tensor) -> Any:
+        """Return (position, batch) of a row of the tensors of `rows`."""
+        return tf.nest.pack_sequence_as(self._wrapper, row, expand_composites=True).get_value()
+
+    def _wrapped(self, batches: Sequence[Any]) -> tuple[tf.Tensor]:
+        """Wrap each (position, batch), whatever its tensors, into a scalar; stack the scalars.
+
+        The scalar is a variant tensor that holds a TensorFlow Optional.
         """
-
-    def batches_in(self, *element: Any) -> tuple[Any, ...]:
-        """Return (pass start, batch number, batch) for each rank of an element."""
-        return element
-
-    def batch_of(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
-        """Return (pass start, batch number, batch) of a row of the tensors of `elements`."""
-        raise NotImplementedError
+        wrapped = [tf.experimental.Optional.from_value(batch) for batch in batches]
+        self._wrapper = tf.OptionalSpec(wrapped[0].element_spec)
+        return (tf.stack(tf.nest.flatten(wrapped, expand_composites=True)),)
 
     def start_pass(self) -> PassStart:
         """Start a pass at the position where `Run.start_external` says."""
@@ -81,17 +88,26 @@ class GraphSource(ABC):
         self.meter.start_external()  # measures how long the loop waits for batches
         return self.run.start_external()
 
-    def pass_starts(self) -> Iterator[Int64s]:
-        """Start a pass, and yield its start. The graph makes the batches of the pass of it."""
-        yield np.array(self.start_pass())
-
-    def end_pass(self, pass_start: Int64s) -> bool:
+    def end_pass(self, position: Int64s) -> bool:
         """Report that the last batch of a pass has left the pipeline; see `Run.finish_external`.
 
         The result is always True: TensorFlow cannot call a function without a result.
         """
-        self.run.finish_external(PassStart(*pass_start.tolist()))
+        self.run.finish_external(PassStart(*position[:3].tolist()))
         return True
+
+
+def read_together(read: Callable[..., T], parts: Sequence[S]) -> Iterable[T]:
+    """Return `read(*parts)` alone, or if it fails, `read(part)` of each part, when it is needed.
+
+    So the batches before the one that fails come first.
+    """
+    try:
+        return [read(*parts)]
+    except Exception:
+        if len(parts) == 1:
+            raise
+    return map(read, parts)
 
 
 # Its functions do not branch on tensors in Python, so AutoGraph need not convert them.
@@ -99,36 +115,24 @@ class GraphSource(ABC):
 def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
     """Return the dataset of the batches of `source`. Each iteration of it ends with the epoch."""
     last = source.steps * source.ranks - 1
-    spec: Any = None  # of (pass start, batch number, batch), known when `rows_of` is traced
-
-    # TensorFlow would run a map of the outer graph in parallel, and so read ahead. So the map is in
-    # the function of a flat_map, which it leaves as it is.
-    def steps_of(_: tf.Tensor) -> tf.data.Dataset:
-        return source.elements().map(rows_of)
 
     def rows_of(*element: Any) -> Any:
-        nonlocal spec
-        if source.batches_per_call == 1:  # batches of any structure, each wrapped into a scalar
-            batches = source.batches_in(*element)
-            spec = tf.nest.map_structure(tf.type_spec_from_value, batches[0])
-            element = (tf.stack([wrap(batch) for batch in batches]),)
-        return tf.nest.map_structure(_declare_one_row, element)
+        return tf.nest.map_structure(_declare_one_row, source.rows(*element))
 
     def deliver(*row: Any) -> Any:
         """Return the batch of a row, and call `source.end_pass` with the last batch of an epoch."""
-        if source.batches_per_call == 1:
-            pass_start, batch_number, batch = unwrap(row[0], spec)
-        else:
-            pass_start, batch_number, batch = source.batch_of(*row)
+        position, batch = source.batch(*row)
         # No result is used: tf.data runs the call all the same, since it may have effects.
         tf.cond(
-            tf.equal(batch_number, last),  # in a graph of TF1, == compares objects
-            lambda: numpy_function_of(source.end_pass, [pass_start], tf.bool),
+            tf.equal(position[3], last),  # in a graph of TF1, == compares objects
+            lambda: numpy_function_of(source.end_pass, [position], tf.bool),
             lambda: False,
         )
         return batch
 
-    steps = tf.data.Dataset.from_tensors(0).flat_map(steps_of)
+    # TensorFlow would run a map of the outer graph in parallel, and so read ahead. So the map is in
+    # the function of a flat_map, which it leaves as it is.
+    steps = tf.data.Dataset.from_tensors(0).flat_map(lambda _: source.elements().map(rows_of))
     if prefetch:
         steps = steps.prefetch(-(-prefetch // source.batches_per_call))  # rounded up
     # A map makes the variants: TensorFlow cannot serialize a dataset of variants, for `snapshot`.
@@ -140,9 +144,7 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
     # A prefetch after the last step would deliver batches that were not requested.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = auto_shard_policy(source.sampler)
-    batches = batches.with_options(options)
-    batches.twinfeed_source = source  # the graph calls it, so it must live as long
-    return batches
+    return set_owner(batches.with_options(options), source)
 
 
 def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -176,23 +178,3 @@ def _without_rows(spec: tf.TensorSpec) -> tf.Tensor:
     if spec.dtype == tf.variant:
         return _declare_one_row(tf.raw_ops.OptionalNone()[None][:0])
     return _declare_one_row(tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype))
-
-
-def wrap(value: Any) -> tf.Tensor:
-    """Wrap a structure of tensors of any shapes into one scalar, so that scalars can be batched.
-
-    The scalar is a variant tensor that holds a TensorFlow Optional. `unwrap` is the inverse.
-    """
-    tensors = tf.nest.flatten(value, expand_composites=True)
-    return tf.raw_ops.OptionalFromValue(components=tensors)
-
-
-def unwrap(scalar: tf.Tensor, spec: Any) -> Any:
-    """Return the structure of tensors that `wrap` has wrapped; `spec` has the specs of these."""
-    flat_specs = tf.nest.flatten(spec, expand_composites=True)
-    tensors = tf.raw_ops.OptionalGetValue(
-        optional=scalar,
-        output_types=[part.dtype for part in flat_specs],
-        output_shapes=[part.shape for part in flat_specs],
-    )
-    return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)

@@ -14,16 +14,18 @@ import tensorflow as tf
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.collate import mode_of
-from twinfeed.loaders.loop.run import PassStart
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._datasets import check_process
-from twinfeed.loaders.tensorflow._iterators import destroy_iterators_in_thread
+from twinfeed.loaders.tensorflow._iterators import set_owner
 from twinfeed.loaders.tensorflow._layout import Layout
+from twinfeed.loaders.tensorflow._pipeline import read_together
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.stream import growing_ranges
+
+PASS_START_SPEC = tf.TensorSpec([3], tf.int64)
 
 # One read of a dataset has its samples of up to 4 batches. All datasets together read at most
 # 1,024 samples (or one batch) ahead.
@@ -103,13 +105,10 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         must get the feed's sampler, and no function `source` of the user. If sample 7 is of group
         2, and sample 3 of group 0, the batch [7, 3] becomes [2, 0].
         """
-        expected = self._feed.sampler
-        is_same_rank = (sampler.rank, sampler.world_size) == (expected.rank, expected.world_size)
-        is_same_stream = is_same_rank and str(sampler.fingerprint) == str(expected.fingerprint)
-        if source is not None or not is_same_stream:
+        if source is not None or sampler is not self._feed.sampler:
             raise ValueError(
-                f"these datasets have the samples of {expected!r}, rank {expected.rank} of "
-                f"{expected.world_size}: call choose(feed.sampler, source_datasets(feed))"
+                f"these datasets have the samples of the feed of {self._feed.sampler!r}: call "
+                f"choose(feed.sampler, source_datasets(feed))"
             )
         return self._group_schedule
 
@@ -120,24 +119,13 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         check_process()
         pass_start = tf.zeros(3, tf.int64)  # a `PassStart` of epoch 0, from step 0 on
         # `range` raises IndexError if there is no such group, and makes -1 the last group.
-        dataset = self._dataset(pass_start, range(len(self))[group])
-        dataset.twinfeed_owner = self  # keeps this object alive, whose method the graph calls
-        return destroy_iterators_in_thread(dataset)
+        return set_owner(self.of_pass(pass_start, range(len(self))[group]), self)
 
-    def variants(self, pass_start: tf.Tensor) -> tf.Tensor:
-        """Return a dataset for each group of the sampler, for a pass: a variant tensor [groups]."""
-        return tf.map_fn(
-            lambda group: tf.data.experimental.to_variant(self._dataset(pass_start, group)),
-            tf.range(len(self), dtype=tf.int64),
-            fn_output_signature=tf.TensorSpec([], tf.variant),
-        )
-
-    def _dataset(self, pass_start: tf.Tensor, group: Any) -> tf.data.Dataset:
+    def of_pass(self, pass_start: tf.Tensor, group: Any) -> tf.data.Dataset:
         """Return the dataset of the samples, dicts of fields, that a pass draws from one group."""
-        specs = tuple(self._layout.flat_specs)  # of the arrays, which are a flat list in the graph
         # Each element is the arrays of several samples: `samples` reads them at once.
+        specs = tuple(self._layout.flat_specs)
         samples = generator_dataset(self.samples, specs, (pass_start, group))
-        # `restore` makes a dict by field name of the flat list, and `unbatch` makes single samples.
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
     def samples(self, pass_start: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
@@ -145,19 +133,13 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 
         They come in the order in which they are drawn.
         """
-        start, sampler = PassStart(*pass_start.tolist()), self._feed.sampler
+        (epoch, start, _), sampler = pass_start.tolist(), self._feed.sampler
         max_steps = max(1, _MAX_PREFETCHED // max(1, sampler.batch_size))
-        for first, stop in growing_ranges(start.step, len(sampler), max_steps):
+        for first, stop in growing_ranges(start, len(sampler), max_steps):
             # One request for each batch that has samples of the group.
-            group_requests = self._requests_by_group(start.epoch, first, stop).get(int(group), [])
-            for offset in range(0, len(group_requests), _BATCHES_PER_READ):
-                requests_to_read = group_requests[offset : offset + _BATCHES_PER_READ]
-                try:
-                    arrays = self._read(*requests_to_read)
-                except Exception:  # read one by one, to yield the batches before the error
-                    yield from map(self._read, requests_to_read)
-                else:
-                    yield arrays
+            requests = self._requests_by_group(epoch, first, stop).get(int(group), [])
+            for offset in range(0, len(requests), _BATCHES_PER_READ):
+                yield from read_together(self._read, requests[offset : offset + _BATCHES_PER_READ])
 
     def _read(self, *to_read: Request) -> tuple[Array, ...]:
         """Read the samples of several requests at once, and return the arrays of all fields."""

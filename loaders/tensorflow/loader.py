@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from twinfeed.loaders.batches.feed import Feed
@@ -94,17 +92,9 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         and 100 steps, it yields 200 batches. Its length is still 100, the number of steps of an
         epoch, as Keras expects. An iteration starts at the loader's position and changes it at its
         end, as that of `dataset` does.
-
-        Raises:
-            ValueError: the replicas cannot be shared out evenly over the pipelines.
         """
         replicas, pipelines = context.num_replicas_in_sync, context.num_input_pipelines
-        per_pipeline, remainder = divmod(replicas, pipelines)
-        if remainder:
-            raise ValueError(
-                f"the replicas must be shared out evenly over the input pipelines, got {replicas} "
-                f"replicas and {pipelines} pipelines"
-            )
+        per_pipeline = replicas // pipelines  # in every strategy, all have equally many
         self._by_rank = True  # for `track`: each process has its own batches
         first = context.input_pipeline_id * per_pipeline
         ranks = range(first, first + per_pipeline)
@@ -118,5 +108,4 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
 
         With `by_rank`, each replica of a strategy gets the batches of its rank.
         """
-        options: Any = {"prefetch": self.prefetch, "threads": self.threads, "by_rank": by_rank}
-        return dataset_of(BatchSource(self, feeds, **options), self.prefetch)
+        return dataset_of(BatchSource(self, feeds, by_rank=by_rank), self.prefetch)

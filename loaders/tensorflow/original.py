@@ -9,7 +9,7 @@ import tensorflow as tf
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.support import system
-from twinfeed.loaders.tensorflow._callbacks import FAILED_OBJECTS
+from twinfeed.loaders.tensorflow._callbacks import registered_objects
 
 
 def original_errors() -> AbstractContextManager[None]:
@@ -48,31 +48,21 @@ class OriginalErrors(AbstractContextManager[None]):
         self._run = run
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object, /) -> None:
-        if isinstance(error, tf.errors.OpError):
-            _raise_original(error, self._run)
-
-
-def _raise_original(error: tf.errors.OpError, run: Run | None) -> None:
-    """Raise the original exception in place of an error of TensorFlow, if the exception is found.
-
-    The object of the method that has failed is in `FAILED_OBJECTS`, and has its last exceptions in
-    the attribute `raised`. The text of the exception is in the message of TensorFlow's error.
-    """
-    for reference in reversed(FAILED_OBJECTS):
-        failed_object = reference()
-        # The objects of `source_datasets` belong to no loader, so they are always looked at.
-        if run is not None and getattr(failed_object, "run", run) is not run:
-            continue  # the failed object belongs to another loader
-        raised: list[BaseException] = getattr(failed_object, "raised", [])
-        for original in reversed(raised):
-            if f"{type(original).__name__}: {original}" in error.message:
-                raised.remove(original)
-                raise original from error
-    # A dataset of the user has failed, for which no Python method was called.
-    if "Too many open files" in error.message:
-        raise LoaderError(
-            f"this process may open {system.file_limit()} files, and the loader of choose(…) keeps "
-            f"the files of each dataset open after its first element",
-            advice="raise `ulimit -n`, or index the files (build_index) and take a "
-            "TensorFlowLoader, which opens few at a time",
-        ) from error
+        if not isinstance(error, tf.errors.OpError):
+            return
+        for owner in registered_objects():
+            # The objects of `source_datasets` belong to no loader, so they are always looked at.
+            if self._run is not None and getattr(owner, "run", self._run) is not self._run:
+                continue
+            for original in reversed(vars(owner).get("raised", ())):
+                if f"{type(original).__name__}: {original}" in error.message:
+                    owner.raised.remove(original)
+                    raise original from error
+        # A dataset of the user has failed, for which no Python method was called.
+        if "Too many open files" in error.message:
+            raise LoaderError(
+                f"this process may open {system.file_limit()} files, and the loader of choose(…) "
+                f"keeps the files of each dataset open after its first element",
+                advice="raise `ulimit -n`, or index the files (build_index) and take a "
+                "TensorFlowLoader, which opens few at a time",
+            ) from error

@@ -75,9 +75,9 @@ def batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     real = BatchSource._read_rows
 
     @wraps(real)
-    def noting(self: BatchSource, batcher: Any, pass_start: Any, first: int, stop: int) -> Any:
-        given.append(stop - first)
-        return real(self, batcher, pass_start, first, stop)
+    def noting(self: BatchSource, batchers: Any, pass_start: Any, *steps: int) -> Any:
+        given.append(len(steps))
+        return real(self, batchers, pass_start, *steps)
 
     monkeypatch.setattr(BatchSource, "_read_rows", noting)
     return given
@@ -342,7 +342,7 @@ def test_error_in_last_batch_is_raised_after_its_call(monkeypatch: pytest.Monkey
     real = BatchSource._read_rows
 
     def failing(self: BatchSource, *call: Any) -> Any:
-        if call[-1] == len(sampler):
+        if call[-1] == len(sampler) - 1:
             failed.set()
             raise LoaderError("spoiled")
         return real(self, *call)

@@ -524,10 +524,6 @@ def of(**options: Any) -> Callable[[], object]:
     return lambda: TensorFlowLoader(Feed(packed(RECORDS), sampler()), **options)
 
 
-def replicas(number: int, pipelines: int) -> Callable[[], object]:
-    return lambda: loader(packed(RECORDS), sampler()).dataset_for(context(0, pipelines, number))
-
-
 def chosen(stream: BatchStream, *sets: Any, **options: Any) -> Callable[[], object]:
     return lambda: choose(stream, [*map(tf.data.Dataset.from_tensors, sets)], **options)
 
@@ -554,7 +550,6 @@ REFUSED: Refused = [
     (of(device="/GPU:7"), ValueError, "one that TensorFlow sees.*got '/GPU:7'"),
     (of(device="/job:worker/device:CPU:0"), ValueError, "got '/job:worker/device:CPU:0'"),
     (of(device=0), ValueError, "got 0"),
-    (replicas(5, 2), ValueError, "got 5 replicas and 2 pipelines"),
     (chosen(CLASSES_ALONE, 1), ValueError, "sources must be 2, one per class or set, got 1"),
     (chosen(CLASSES_ALONE, 1, "a"), TypeError, "Invalid `datasets`"),
     (chosen(BLOCKS, 1, 2, source=SOURCE), ValueError, "by blocks .* source_datasets"),
@@ -563,8 +558,8 @@ REFUSED: Refused = [
     (of_sources(PADDED), ValueError, "no padding of records or batches.*take TensorFlowLoader"),
     (of_sources(PK, batch_transform=lambda batch, seed: batch), ValueError, "batch_transform"),
     (of_sources(PK, decode=numbers, collate="pad"), ValueError, "no padding"),
-    (chosen_sources(PK.shard(1, 2)), ValueError, "rank 0 of 1: call choose.feed.sampler"),
-    (chosen_sources(BLOCKS), ValueError, r"these datasets have the samples of PKBatchSampler"),
+    (chosen_sources(PK.shard(1, 2)), ValueError, "samples of the feed of PKBatchSampler"),
+    (chosen_sources(BLOCKS), ValueError, "call choose.feed.sampler, source_datasets"),
     (chosen_sources(PK, source=SOURCE), ValueError, "call choose.feed.sampler, source_datasets"),
 ]
 
