@@ -78,7 +78,8 @@ def with_sampler(index: Index, sampler: BatchStream) -> tuple[list[int], int]:
     """Run through an epoch; return which image each crop is of, and how many were decoded."""
     decode = Counting()
     feed = Feed(index, sampler, decode=decode, transform=crop)
-    images = [int(n) for batch in NumpyLoader(feed) for n in sampler.records(batch["id"])]
+    loader = NumpyLoader(feed, prefetch=0)  # else it would begin with the next epoch, too
+    images = [int(n) for batch in loader for n in sampler.records(batch["id"])]
     return images, decode.decoded
 
 

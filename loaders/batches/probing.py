@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,8 @@ def _probe(draft: Recipe, requests: tuple[Request, ...], is_own: bool) -> Fields
     """Return the sample of the first request, after checking reading, decode and transform."""
     first = requests[0]
     with Batcher(draft) as batcher:
-        (sample,) = batcher.decoded(first.records)
+        if is_own:
+            (sample,) = batcher.decoded(first.records)
         if not isinstance(draft.index, Index):
             item = draft.index.describe(int(first.records[0]))
             read = lambda request: batcher.stored(request.records)  # noqa: E731
@@ -186,10 +187,12 @@ def _probe_transform(batcher: Batcher, requests: tuple[Request, ...], decoded: F
     advice = "give it another name in decode"
     recipe.check_names("field", decoded, advice, side=recipe.side)
     before = array_copy(decoded)
+    second_decoded = cache(lambda: batcher.decoded(requests[2].records))
 
     def transform(request: Request) -> list[Fields]:
         """Return the transformed samples of a request."""
-        samples = [decoded] if request is requests[0] else batcher.decoded(request.records)
+        samples = [] if request is requests[2] else [decoded]
+        samples += [] if request is requests[0] else second_decoded()
         if not shares:  # then the transform may write to the arrays
             samples = [with_private_copies(sample, arrays=True) for sample in samples]
         results = batcher.transformed(samples, request, batcher.table_rows(request))
