@@ -37,6 +37,7 @@ class Declared:
     def __post_init__(self) -> None:
         if not self.max_seconds > 0:
             raise ValueError(f"max_seconds must be above 0, got {self.max_seconds!r}")
+        self.max_seconds = min(self.max_seconds, 1e8)  # timers count no further
         if self.ids is not None and not callable(self.ids):
             raise TypeError(f"ids must be a function of an item, got {self.ids!r}")
         validate.choice("expect", self.expect, (None, *get_args(Expectation)))

@@ -90,18 +90,23 @@ class Stream:
     seconds: float  # to build it
 
 
-def parameters_of(make: Callable[..., Any]) -> set[str]:
-    """Return which of PARAMETERS a function takes; TypeError if it needs another one."""
+def parameters_of(make: Callable[..., Any]) -> dict[str, Any]:
+    """Return which of PARAMETERS a function takes, and their defaults, or 0.
+
+    Raises:
+        TypeError: it needs another one.
+    """
     try:
         signature = inspect.signature(make)
-        takes = {*PARAMETERS} & signature.parameters.keys()
-        signature.bind(**dict.fromkeys(takes))
+        defaults = {name: p.default for name, p in signature.parameters.items()}
+        takes = {name: defaults[name] for name in PARAMETERS if name in defaults}
+        signature.bind(**takes)
     except ValueError:  # of a builtin
-        return set()
+        return {}
     except TypeError as error:
         rule = f"that builds a sampler, and takes no other names than {', '.join(PARAMETERS)}"
         raise TypeError(f"make must be a function {rule}: {error}") from None
-    return takes
+    return {name: 0 if value is inspect.Parameter.empty else value for name, value in takes.items()}
 
 
 def method_of(sampler: Any, name: str) -> Any:
@@ -150,8 +155,9 @@ class Maker:
             raise StoppedError(f"{of_rank}{self._where}: {text}") from None
 
     def build(self, **arguments: Any) -> Any:
-        """Build a sampler; it gets those of the arguments that `make` takes."""
-        sampler = self._make(**{name: arguments[name] for name in self.takes & arguments.keys()})
+        """Build a sampler; it gets those of the arguments that `make` takes, or their defaults."""
+        takes = self.takes.items()
+        sampler = self._make(**{name: arguments.get(name, default) for name, default in takes})
         if not hasattr(sampler, "__iter__") and not hasattr(sampler, "__getitem__"):
             raise StoppedError(f"make returned {str(sampler)[:60]}, which cannot be iterated")
         return sampler

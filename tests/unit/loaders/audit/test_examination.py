@@ -210,6 +210,16 @@ def test_start_of_the_run_and_of_the_epoch(fault: bool) -> None:
         assert any(answer.question == "start" for answer in report.answers)
 
 
+def test_parameters_need_no_defaults_and_seconds_no_end() -> None:
+    def make(rank: int, world_size: int, epoch: int, seed: int, start: int, workers: int) -> Any:
+        order = np.random.default_rng((seed, epoch, 0 * workers)).permutation(N)
+        return order[rank::world_size][start:].tolist()
+
+    report = audit(make, num_records=N, expect="training", max_seconds=float("inf"))
+    assert report.ok, report
+    assert {"seeds", "start", "workers"} <= {answer.question for answer in report.answers}
+
+
 def test_endless_streams_are_dealt_into_epochs() -> None:
     """Rank r of W gives the ids r, r + W, …: each window of `num_records` is an epoch."""
 
