@@ -94,6 +94,8 @@ def ask_seeds(world: World) -> Answers:
             return
     if len(drawn[0]) > 1 and all(seed[1] == new[0] for seed, new in pairwise(drawn)):
         yield "-", "seed 0, epoch 1 is seed 1, epoch 0: runs share epochs"
+    elif len({keys[0] for keys in drawn}) < len(drawn):
+        yield "-", "some of 0 to 3 give the same epoch 0"
     else:
         yield " ", "0 to 3 have epochs of their own"
 

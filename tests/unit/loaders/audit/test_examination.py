@@ -210,6 +210,11 @@ def test_start_of_the_run_and_of_the_epoch(fault: bool) -> None:
         assert any(answer.question == "start" for answer in report.answers)
 
 
+def test_a_seed_that_is_taken_by_a_modulus_is_a_fact() -> None:
+    report = audit(lambda seed=0: np.random.default_rng(seed % 2).permutation(N).tolist())
+    assert ("seeds", "some of 0 to 3 give the same epoch 0", "-") in report.answers
+
+
 def test_parameters_need_no_defaults_and_seconds_no_end() -> None:
     def make(rank: int, world_size: int, epoch: int, seed: int, start: int, workers: int) -> Any:
         order = np.random.default_rng((seed, epoch, 0 * workers)).permutation(N)
