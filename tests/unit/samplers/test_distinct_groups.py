@@ -14,8 +14,10 @@ import pytest
 
 from twinfeed.samplers import (
     BatchSampler,
+    MixtureSampler,
     PKBatchSampler,
     RandomSampler,
+    ShardShuffleSampler,
     SubsetSampler,
     ViewSampler,
     WeightedSampler,
@@ -282,8 +284,16 @@ def test_groups_are_copied_and_mapped_groups_pickle_as_paths(tmp_path: Path) -> 
 
 def test_orders_of_their_own_are_refused_by_name() -> None:
     """Subsets and views of a random order are served, with the groups of all records."""
-    with pytest.raises(ValueError, match=r"apart= needs a RandomSampler.*got WeightedSampler"):
-        BatchSampler(WeightedSampler([1] * 4, num_samples=4, seed=0), batch_size=2, apart=[1] * 4)
+    halves = [RandomSampler(2, seed=0), RandomSampler(2, seed=1)]
+    mixture = MixtureSampler(halves, weights=[1, 1], num_samples=4, seed=0)
+    for order, name in (
+        (WeightedSampler([1] * 4, num_samples=4, seed=0), "WeightedSampler"),
+        (ShardShuffleSampler([2, 2], seed=0, block=1, window=2), "ShardShuffleSampler"),
+        (mixture, "MixtureSampler"),
+        (SubsetSampler(range(4), of=4, order=mixture), "MixtureSampler"),
+    ):
+        with pytest.raises(ValueError, match=rf"apart= needs a RandomSampler.*got {name}\("):
+            BatchSampler(order, batch_size=2, apart=[0, 1, 2, 3])
     groups = np.array([0, 0, 1, 1, 2, 2, 3, 3])
     order = SubsetSampler([1, 0, 2, 3, 7, 6], of=8, order=RandomSampler(6, seed=0))
     plain = BatchSampler(order, batch_size=3).state_dict()
