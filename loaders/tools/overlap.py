@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.errors import LoaderError, printable
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.loop.feed_loader import in_order
 from twinfeed.loaders.reading.reader import Reader
@@ -30,7 +30,7 @@ from twinfeed.samplers.validate import counted
 
 _SLICE = 1 << 20  # rows of an index that are looked at in one call
 _MAX_KEYS = 1 << 25  # keys of a side that are sorted at once
-_BATCH = 256  # records that are read in one call
+_BATCH, _BATCH_BYTES = 256, 1 << 24  # records and bytes that are read in one call
 _MAX_SHOWN = 5  # records of a finding that are listed
 
 _Keys = npt.NDArray[np.uint64]
@@ -122,7 +122,8 @@ class _Side:
 
     def sorted_keys(self, field: str, block: int, num_blocks: int) -> _Keys:
         """Return the keys of `slices`, sorted."""
-        keys = np.concatenate([keys for _, keys in self.slices(field, block, num_blocks)])
+        slices = (keys for _, keys in self.slices(field, block, num_blocks))
+        keys = np.concatenate([np.zeros(0, np.uint64), *slices])
         keys.sort()
         return keys
 
@@ -152,7 +153,8 @@ def overlap(
             `("jpg", "image/encoded")`. By default the only field of bytes.
         group: a column of integers, such as a patient or a video, in place of a field: find the
             records of the evaluation whose group has records in training. -1 is no group. Labels
-            of classes with names are compared by name. Nothing is read.
+            of classes with names are compared by name, and refused if only one index has names.
+            Nothing is read.
         records: the ids of the training, and of the evaluation: `split(index, fraction=0.2,
             seed=0)`. By default all of each index.
         progress: whether to show a progress bar.
@@ -267,7 +269,7 @@ def _fields(sides: tuple[_Side, _Side], field: str | tuple[str, str] | None) -> 
         of_bytes = [name for name, of in side.index.fields.items() if of.kind == "bytes"]
         if name is None and len(of_bytes) != 1:
             raise ValueError(f"field= must name one of the fields of bytes, {of_bytes}")
-        name = name or of_bytes[0]
+        name = of_bytes[0] if name is None else name
         side.index.table(name)  # raises KeyError
         if name not in of_bytes:
             raise ValueError(f"field {name!r} holds no bytes: take one of {of_bytes}")
@@ -338,7 +340,7 @@ def _digests(
     side: _Side, field: str, ids: Int64s, unread: list[tuple[str, int, str]], progress: bool
 ) -> tuple[Int64s, Array]:
     """Read records, and return the ids of those that can be read, and their SHA-256, S32[n]."""
-    batches = [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)]
+    batches = _batches(ids, side.index.table(field)[ids]["length"]) if len(ids) else []
     digests: list[bytes] = []
     is_read = np.ones(len(ids), bool)
     with Reader(side.index) as reader:
@@ -351,6 +353,12 @@ def _digests(
                 is_read[record] = False
                 unread.append((side.name, int(ids[record]), digest))
     return ids[is_read], np.array(digests, "S32")
+
+
+def _batches(ids: Int64s, lengths: Int64s) -> list[Int64s]:
+    """Return ids in batches of up to `_BATCH` records, and of some `_BATCH_BYTES`."""
+    batch, part = np.arange(len(ids)) // _BATCH, np.cumsum(lengths, dtype=np.int64) // _BATCH_BYTES
+    return np.split(ids, np.flatnonzero(np.diff(batch) | np.diff(part)) + 1)
 
 
 def _digests_of(reader: Reader, field: str, ids: Int64s) -> list[bytes | str]:
@@ -378,11 +386,17 @@ def _joined(
 def _common_groups(sides: tuple[_Side, _Side], group: str) -> tuple[Int64s, Int64s]:
     """Return `Overlap.records` and `counts` for records of one group."""
     arguments: list[Any] = []
+    have_names = {bool(side.index.classes) for side in sides}
     for side in sides:
         ids, column = side.all_ids(), side.index.columns.get(group)
         if column is None or column.ndim != 1 or column.dtype.kind != "i":
             columns = list(side.index.columns)
             raise ValueError(f"group must be a column of integers, got {group!r} among {columns}")
+        if group == "label" and len(have_names) == 2:
+            raise ValueError(
+                "the labels of one index are names of classes, those of the other are numbers: "
+                "build both with label=FromFolder(), or both with numbers"
+            )
         ids = ids[column[ids] != -1]
         arguments += [ids, _labels(side.index, ids) if group == "label" else column[ids]]
     return _joined(*arguments)
@@ -406,4 +420,4 @@ def _describe(side: _Side, record: int) -> str:
 def _finding(title: str, lines: Iterable[str]) -> str:
     """Return a finding with its first lines, or an empty string without lines."""
     shown = list(islice(lines, _MAX_SHOWN))
-    return "\n  ".join([title, *shown]) if shown else ""
+    return "\n  ".join(map(printable, [title, *shown])) if shown else ""

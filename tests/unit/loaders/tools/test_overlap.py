@@ -17,6 +17,7 @@ from support.shards import flip
 
 from twinfeed import ExactOnceBatchSampler, SubsetSampler, build_index, open_index, pack, split
 from twinfeed.loaders import FromFolder, Index, Overlap, overlap
+from twinfeed.loaders.reading.reader import Reader
 
 WORDS = [b"", b"a", b"b", b"aa", b"ab", b"ba", None]
 
@@ -25,6 +26,13 @@ def packed(folder: Path, words: Sequence[bytes | None], **options: Any) -> Index
     """Pack a record for each word, by its number; None is a record without the field."""
     samples = [{"n": n} if word is None else {"n": n, "x": word} for n, word in enumerate(words)]
     return pack(samples, folder, **options)["data"]
+
+
+def folders(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files by their names."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
 
 
 def by_brute_force(train: Sequence[Any], words: Sequence[Any]) -> list[tuple[int, int, int]]:
@@ -202,6 +210,7 @@ def test_records_to_keep_are_those_of_samplers(tmp_path: Path) -> None:
         ({"field": "list"}, ValueError, "'list' holds no bytes: take one of ['x', 'y']"),
         ({}, ValueError, "field= must name one of the fields of bytes, ['x', 'y']"),
         ({"field": ("x", "y", "x")}, ValueError, "must be a name, or two"),
+        ({"field": ""}, KeyError, "no field ''"),
         ({"group": "z"}, ValueError, "must be a column of integers, got 'z'"),
         ({"group": "score"}, ValueError, "must be a column of integers, got 'score'"),
         ({"group": "n", "field": "x"}, ValueError, "takes the place of field="),
@@ -220,6 +229,55 @@ def test_wrong_argument_is_refused(
     assert message in str(refused.value)
     with pytest.raises(TypeError, match="open_index"):
         overlap(index.path, index, field="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("empty", [([], [0, 1]), ([0, 1], []), ([], [])])
+def test_empty_part_has_no_overlap(tmp_path: Path, empty: Any) -> None:
+    for name in "ab":
+        folders(tmp_path / name, {"cat/1.png": b"1", "dog/2.png": b"2"})
+    a, b = (build_index(tmp_path / n, tmp_path / f"{n}.index", label=FromFolder()) for n in "ab")
+    for options in ({}, {"group": "label"}):
+        found = overlap(a, b, records=empty, **options)
+        assert found.ok
+        assert found.records_to_keep.tolist() == empty[1]
+
+
+def test_names_and_numbers_of_classes_are_not_compared(tmp_path: Path) -> None:
+    """Labels of one kind only have a meaning in common: "no overlap" would be false."""
+    folders(tmp_path / "a", {"cat/1.png": b"1", "dog/2.png": b"2"})
+    names = build_index(tmp_path / "a", tmp_path / "a.index", label=FromFolder())
+    numbers = pack([{"x": b"1", "label": 0}, {"x": b"2", "label": 1}], tmp_path / "b")["data"]
+    for sides in ((names, numbers), (numbers, names)):
+        with pytest.raises(ValueError, match="names of classes, those of the other are numbers"):
+            overlap(*sides, group="label")
+
+
+def test_findings_hold_no_terminal_controls(tmp_path: Path) -> None:
+    """Names of files and classes cannot write lines of their own, nor colours."""
+    folders(tmp_path / "a", {"cat/1.png": b"1"})
+    folders(tmp_path / "b", {"\x1b[31mdog\nno overlap/1.png": b"1"})
+    a, b = (build_index(tmp_path / n, tmp_path / f"{n}.index", label=FromFolder()) for n in "ab")
+    lines = str(overlap(a, b)).split("\n")
+    assert len(lines) == 5
+    assert all(line.isprintable() for line in lines)
+
+
+def test_large_records_are_read_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their bytes: 256 records of 40 MB would be 10 GB."""
+    a = packed(tmp_path / "a", [bytes(10)] * 20 + [bytes(50)] * 2 + [bytes(10)])
+    read, sizes = Reader.read, []
+
+    def counting(reader: Reader, ids: Any, *arguments: Any, **options: Any) -> Any:
+        sizes.append(int(a.table("x")[ids]["length"].sum()))
+        return read(reader, ids, *arguments, **options)
+
+    monkeypatch.setattr(Reader, "read", counting)
+    monkeypatch.setattr("twinfeed.loaders.tools.overlap._BATCH_BYTES", 40)
+    assert len(overlap(a, field="x").records) == 21
+    assert max(sizes) < 40 + 50
+    assert len(sizes) >= 8
 
 
 def test_command_prints_the_first_pairs_and_ends_with_1(
