@@ -140,19 +140,18 @@ class PassRequests:
         """Yield the requests, and prefetch the bytes of coming steps; if local, only advise."""
         feed, (epoch, step) = self._feed, self.start
         schedule, fields = self._schedules.of(feed.sampler), stored_fields(feed.index, feed.fields)
-        requests = schedule.requests(epoch, step, goes_on=self._goes_on, seeds=feed.seeded)
         plan: ReadPlan | None = None
-        for number, request in enumerate(requests):
+
+        def start_epoch(epoch: int, step: int, *, running: bool = True) -> None:
+            nonlocal plan
+            start, readahead = epoch * len(self) + step, self._readahead
+            plan = plan_of_pass(self._reader, schedule, fields, start, readahead, running=running)
+
+        start_epoch(epoch, step, running=False)
+        for request in schedule.requests(
+            epoch, step, goes_on=self._goes_on, seeds=feed.seeded, start_epoch=start_epoch
+        ):
             global_step = request.epoch * len(self) + request.step
-            if not number or not request.step:  # a pass or an epoch begins
-                plan = plan_of_pass(
-                    self._reader,
-                    schedule,
-                    fields,
-                    global_step,
-                    self._readahead,
-                    running=number > 0,
-                )
             # The context of a step prefetches when it is entered, and releases bytes when it is
             # left. It is entered here, so that the steps are entered in their order. If this
             # process reads the records, `_read` leaves it, on another thread.
