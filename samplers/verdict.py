@@ -1,4 +1,4 @@
-"""The base of what `diagnose`, `audit`, `compare`, `diff` and `verify` return."""
+"""The base of what `diagnose`, `audit`, `compare`, `diff`, `overlap` and `verify` return."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _parse_split(text: str) -> tuple[str, int | float]:
 
 
 def _parse_names(text: str) -> tuple[str, str]:
-    """Parse the value of --field of overlap, NAME or NAME=OTHER, to the name in each index."""
+    """Parse NAME or NAME=OTHER, as of --field, to a pair of names, by default the same."""
     name, _, second_name = text.partition("=")
     return name, second_name or name
 
@@ -196,7 +196,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "N,N": lambda text: [int(number) for number in text.split(",")],
     "REGEX": FromFile,
     "NAME=SIZE": _parse_split,
-    "NAME[=A;B]": lambda text: (text.partition("=")[0], text.partition("=")[2] or text),
+    "NAME[=A;B]": _parse_names,
     "TABLE": _commands.TablePath,
 }
 

@@ -27,6 +27,7 @@ from twinfeed.loaders.support.array_types import Array, Ids, Int64s
 from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.loaders.support.system import processors
 from twinfeed.samplers.validate import counted
+from twinfeed.samplers.verdict import Verdict
 
 _SLICE = 1 << 20  # rows of an index that are looked at in one call
 _MAX_KEYS = 1 << 25  # keys of a side that are sorted at once
@@ -37,12 +38,12 @@ _Keys = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Overlap:
+class Overlap(Verdict):
     """The result of `overlap`, which prints as text.
 
     Attributes:
         findings: what was found, as text with the first records: equal records, those of them with
-            other labels, and those that could not be read.
+            other labels, and those that could not be read. Without any, `ok` is True.
         records: for each record of the evaluation that has an equal one in training, the first
             equal training record, and the record, int64[n, 2]. Of a single index: for each record
             that repeats an earlier one, the first one, and the record.
@@ -72,11 +73,6 @@ class Overlap:
     other_labels: Int64s
     unread: list[tuple[str, int, str]]
     notes: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether no record is on both sides, and each could be compared."""
-        return not self.findings
 
     def __str__(self) -> str:
         return "\n".join([*(self.findings or ["no overlap"]), *self.notes])
@@ -208,7 +204,8 @@ def _result(
     other_labels = np.flatnonzero(are_comparable and first_labels != labels)
 
     def shown(row: int) -> str:
-        return "{1} = {0}".format(*map(_describe, sides, pairs[row]))
+        first, record = pairs[row].tolist()
+        return f"{sides[1].index.describe(record)} = {sides[0].index.describe(first)}"
 
     findings = [
         _finding(title, map(shown, range(len(pairs)))),
@@ -410,11 +407,6 @@ def _labels(index: Index, ids: Int64s, like: Index | None = None) -> Array:
         return np.zeros(0, np.int64)
     labels, classes = index.labels[ids], index.classes
     return np.array([classes[n] for n in labels.tolist()]) if classes else labels
-
-
-def _describe(side: _Side, record: int) -> str:
-    """Return a description of a record for a finding."""
-    return side.index.describe(record)
 
 
 def _finding(title: str, lines: Iterable[str]) -> str:
