@@ -6,6 +6,7 @@ import json
 import os
 import re
 import reprlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -31,7 +32,7 @@ _FIX_FUNCTION_ADVICE = "correct the function, or let it return None for a record
 
 
 @dataclass(frozen=True)
-class _Source:
+class _Source(ABC):
     """The base of sources that are no field and no function, whose `_value` may be a label."""
 
     _kind: ClassVar[LabelFrom]
@@ -42,9 +43,9 @@ class _Source:
         values = [(getattr(self, field.name), field.default) for field in fields(self)]
         return ":".join(str(value) for value, default in values if value != default) or None
 
+    @abstractmethod
     def _value(self, record: Record, shard: str, below: str) -> Any:
         """Return what may be the label of a record of a shard, with a path below the root."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
