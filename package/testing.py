@@ -221,14 +221,13 @@ def _check_batch(batcher: Any, request: Any) -> None:
     """Raise AssertionError if a sample of a batch, or the batch, is another when made again."""
     from twinfeed.loaders.batches.repeatability import array_copy, bitwise_equal
 
-    real = request.without_padding()
     index = batcher.recipe.index
     # A copy, as other calls may write to a buffer again.
-    together = array_copy(batcher.field_values(real, batcher.table_rows(real), cached=False))
+    together = array_copy(batcher.field_values(request, batcher.table_rows(request), cached=False))
     if batcher.recipe.shares_arrays and batcher.recipe.transform is not None:
-        _check_not_written(batcher, real)
-    for position, record in enumerate(real.records.tolist()):
-        single = real.where(np.arange(len(real.ids)) == position)
+        _check_not_written(batcher, request)
+    for position, record in enumerate(request.records.tolist()):
+        single = request.where(np.arange(len(request.ids)) == position)
         separate = batcher.field_values(single, batcher.table_rows(single), cached=False)
         for name in together:
             same = bitwise_equal(together[name][position], separate[name][0])
@@ -240,14 +239,14 @@ def _check_batch(batcher: Any, request: Any) -> None:
             _law(same, f"batch_transform returned another {name!r} for step {request.step}")
 
 
-def _check_not_written(batcher: Any, real: Any) -> None:
+def _check_not_written(batcher: Any, request: Any) -> None:
     """Raise AssertionError if transform writes to decoded values that other samples share."""
     from twinfeed.loaders.batches.repeatability import array_copy, bitwise_equal
 
-    decoded = batcher.decoded(real.records)
+    decoded = batcher.decoded(request.records)
     before = array_copy(decoded)
-    batcher.transformed(decoded, real, batcher.table_rows(real))
-    for record, sample, copied in zip(real.records.tolist(), decoded, before, strict=True):
+    batcher.transformed(decoded, request, batcher.table_rows(request))
+    for record, sample, copied in zip(request.records.tolist(), decoded, before, strict=True):
         where = batcher.recipe.index.describe(record)
         for name in sample:
             same = bitwise_equal(copied[name], sample[name])

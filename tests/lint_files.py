@@ -67,7 +67,6 @@ COVERED = (
         "unit/loaders/audit/test_examination.py",
         "declared drawing isolation repeat_questions report stream_questions worlds",
     ),
-    ("loaders/batches", "unit/loaders/batches/test_batcher.py", "padding"),
     (
         "loaders/building",
         "unit/loaders/building/test_build.py",

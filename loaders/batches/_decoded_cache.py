@@ -62,15 +62,15 @@ class DecodedCache:
     def start_decoding(self, requests: Iterator[Request], /, *, threads: int) -> None:
         """Decode the images of coming requests on threads, before `get` is called for them.
 
-        `requests`, without padding, begin with that of the next batch. At least `threads` images
-        that no batch has used yet are decoded, or being decoded, at any time.
+        `requests` begin with that of the next batch. At least `threads` images that no batch has
+        used yet are decoded, or being decoded, at any time.
         """
         self._coming_requests, self._min_pending = requests, threads
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
         self._submit_new_images(self._pool)
 
     def get(self, request: Request, /) -> list[Fields]:
-        """Return the decoded image of each record of a request, which has no padding.
+        """Return the decoded image of each record of a request.
 
         An image that is not cached is decoded now, or is taken from the thread that decodes it
         ahead. An image that this request uses for the last time is dropped from the cache.

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from twinfeed.loaders.batches._decoded_cache import DecodedCache, Fields
 from twinfeed.loaders.batches.meter import Meter
-from twinfeed.loaders.batches.padding import with_padding
 from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Batch, column_advice, stored_fields
@@ -88,25 +87,24 @@ class Batcher(Closing):
             LoaderError: a record could not be read, or decoded (DecodeError).
         """
         recipe = self.recipe
-        real = request.without_padding() if recipe.padded else request
         try:
             step = _NO_STEP
             if self._read_plan is not None:
                 global_step = request.epoch * recipe.steps_per_epoch + request.step
                 step = self.meter.timed("reading", self._read_plan.step, global_step)
             with step:
-                rows = self.table_rows(real)
-                values = self.field_values(real, rows)
+                rows = self.table_rows(request)
+                values = self.field_values(request, rows)
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
             raise
-        batch = self.meter.timed("collating", self._collate, real, rows, values)
+        batch = self.meter.timed("collating", self._collate, request, rows, values)
         if recipe.batch_function is not None:
-            batch = self.meter.timed("transforming", recipe.batch_function, batch, real)
+            batch = self.meter.timed("transforming", recipe.batch_function, batch, request)
         if recipe.padded:
-            batch = with_padding(batch, request.ids, recipe, self._empty)
+            batch = recipe.with_padding(batch, request.mask, self._empty)
         # A request may have the ids of several steps, which tf.data cuts into batches later.
-        self.meter.count_batches(max(1, -(-len(request.ids) // recipe.batch_size)))
+        self.meter.count_batches(max(1, -(-len(batch["id"]) // recipe.batch_size)))
         return batch
 
     def table_rows(self, request: Request, /) -> dict[str, Rows]:
@@ -130,13 +128,13 @@ class Batcher(Closing):
     def field_values(
         self, request: Request, rows: Mapping[str, Rows], /, *, cached: bool = True
     ) -> Values:
-        """Read, decode and transform the records of a request without padding.
+        """Read, decode and transform the records of a request.
 
         `rows` is what `table_rows` returns, for the transform; `cached` is whether the cache of
         decoded images is used.
         """
         recipe, records = self.recipe, request.records
-        if not len(records):  # only padding: there is no sample that shows the fields
+        if not len(records):  # there is no sample that shows the fields
             return dict.fromkeys(recipe.spec, ())
         if recipe.decode is None and recipe.transform is None:
             return self._read(records)
@@ -325,7 +323,7 @@ class Batcher(Closing):
         if self.cache is not None and self.threads and not running:
             # Only the transform uses seeds, and it does not run ahead.
             coming = schedule.requests(epoch, start, seeds=False, goes_on=goes_on)
-            self.cache.start_decoding(map(Request.without_padding, coming), threads=self.threads)
+            self.cache.start_decoding(coming, threads=self.threads)
 
     def close(self) -> None:
         """End the threads, drop the cache, and close the reader unless it is shared."""

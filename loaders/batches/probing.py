@@ -64,11 +64,10 @@ def probe_requests(
     first = Request.plain(np.zeros(1, np.int64))  # record 0
     for step in range(min(len(sampler), _MAX_STEPS)):
         request = Request.of(sampler, 0, step)
-        real = request.without_padding()
-        positions = np.arange(len(real.ids))
+        positions = np.arange(len(request.ids))
         if step == 0:
-            first = real.where(positions < size)
-        last = real.where(positions >= len(positions) - size)
+            first = request.where(positions < size)
+        last = request.where(positions >= len(positions) - size)
         if len(last.ids) and not np.array_equal(last.records, first.records):
             return first, last
     return first, Request.plain(first.records[::-1])
@@ -87,8 +86,7 @@ def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchS
         sample = _probe(draft, requests, is_own)
         declared = _spec_of_sample(draft, requests[0], sample)
     _check_spec(draft, declared)
-    needs_sample = draft.transform is not None or draft.padded
-    if not sample and (needs_sample or not is_own or not isinstance(draft.index, Index)):
+    if not sample and (draft.needs_sample or not is_own or not isinstance(draft.index, Index)):
         with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
             requests = _sample_requests(draft, sampler)
             sample = _probe(draft, requests, is_own)

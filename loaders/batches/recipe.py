@@ -7,13 +7,27 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from twinfeed.loaders.batches.batch_function import BatchFunction
-from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Decode, check_unreserved
-from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
+from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Batch, Decode, check_unreserved
+from twinfeed.loaders.feed.collate import (
+    Allocate,
+    Collate,
+    FieldSpec,
+    Pad,
+    Ragged,
+    collation_of,
+    mode_of,
+)
 from twinfeed.loaders.reading.missing import are_complete
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.samplers import BatchStream
+
+Mask = npt.NDArray[np.bool_]
+"""bool[batch], False for padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +117,38 @@ class Recipe:
         """The spec of each field of a batch, and how it is collated: frameworks infer shapes."""
         last = self.batch_function
         return (self.spec, self.collate) if last is None else (last.spec, last.how)
+
+    @property
+    def needs_sample(self) -> bool:
+        """Whether a sample is needed although the user gave the spec."""
+        return self.transform is not None or self.padded
+
+    def with_padding(self, batch: Batch, mask: Mask | None, empty: Allocate, /) -> Batch:
+        """Insert a row into each field of a batch where `mask` is False, and add `mask`.
+
+        Numbers are 0 (an id is -1), or the value of the field's `Pad`. Bytes are those of the
+        stream's first sample, which a parser of the user can read. Other strings and the rows of
+        ragged fields are empty.
+        """
+        if mask is None:
+            mask = np.ones(len(batch["id"]), bool)
+        if not mask.all():
+            batch = {name: self._padded(name, rows, mask, empty) for name, rows in batch.items()}
+        return {**batch, "mask": mask}
+
+    def _padded(self, name: str, rows: Any, mask: Mask, empty: Allocate) -> Any:
+        """Return the rows of a field with a row of padding where `mask` is False."""
+        spec, how = self.shapes
+        if isinstance(rows, Ragged):
+            return rows._replace(lengths=self._padded("", rows.lengths, mask, empty))
+        if isinstance(rows, list):
+            strings, padding = iter(rows), self.example_bytes.get(name, "")
+            return [next(strings) if is_real else padding for is_real in mask]
+        pad = collation_of(how, name) if name in spec and spec[name].shape else None
+        padded = empty((len(mask), *rows.shape[1:]), rows.dtype)
+        padded[~mask] = pad.value if isinstance(pad, Pad) else -(name == "id")
+        padded[mask] = rows
+        return padded
 
     def check_names(
         self, kind: str, names: Iterable[str], advice: str, /, *, side: Iterable[str] = ()

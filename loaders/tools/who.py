@@ -147,7 +147,7 @@ def who(
         raise ValueError("world_size= needs rank=: the global batch is the same for any number")
     request = Request.of(sampler, *position)
     pairs = zip(request.ids.tolist(), request.records.tolist(), strict=True)
-    lines = [f"  id {n}: {_describe(feed.index, record)}" for n, record in pairs if n >= 0]
+    lines = [f"  id {n}: {_describe(feed.index, record)}" for n, record in pairs]
     return StepRecords(fingerprint, [title, *lines], request)
 
 

@@ -113,8 +113,8 @@ class RequestValuesReader:
 
 
 def _distinct_records(request: Request) -> Int64s:
-    """Return the distinct record ids of a request, sorted and without padding."""
-    return np.unique(request.records[request.ids >= 0])
+    """Return the distinct record ids of a request, sorted."""
+    return np.unique(request.records)
 
 
 def parent_reads(loader: FeedLoader[Any], /) -> bool:

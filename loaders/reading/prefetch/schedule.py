@@ -30,15 +30,16 @@ def of_all_ranks(sampler: BatchStream, /) -> BatchStream:
 
 
 class Request(NamedTuple):
-    """Say which samples a batch has. A worker process receives a request, and makes the batch.
+    """Say which samples a batch has. A worker process makes the batch of a request.
 
     Attributes:
         epoch: the epoch of the batch.
         step: the step of the batch in its epoch.
-        ids: int64[batch], the sample ids that the sampler draws, -1 for padding.
-        records: int64[batch], the record id of each sample, -1 for padding.
-        views: int64[batch], the number of each sample's view or use, -1 for padding.
-        seeds: uint64[batch], the seed for each sample's transform; None if no seeds are needed.
+        ids: int64[samples], the sample ids that the sampler draws, without padding.
+        records: int64[samples], the record id of each sample.
+        views: int64[samples], the number of each sample's view or use.
+        seeds: uint64[samples], the seed for each sample's transform; None if no seeds are needed.
+        mask: bool[batch], False for the rows of padding; None if the batch has none.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 2).records
@@ -51,6 +52,7 @@ class Request(NamedTuple):
     records: Int64s
     views: Int64s
     seeds: npt.NDArray[np.uint64] | None
+    mask: npt.NDArray[np.bool_] | None = None
 
     @classmethod
     def of(
@@ -80,7 +82,9 @@ class Request(NamedTuple):
         if ids is None:
             ids = sampler.batch(epoch, step)
         records, views = sampler.records(ids), sampler.views(ids)
-        return cls(epoch, step, ids, records, views, sampler.seeds(epoch, step) if seeds else None)
+        sample_seeds = sampler.seeds(epoch, step) if seeds else None
+        request = cls(epoch, step, ids, records, views, sample_seeds)
+        return request.without_padding() if sampler.traits.padded else request
 
     @classmethod
     def plain(cls, records: Int64s, seeds: npt.NDArray[np.uint64] | None = None, /) -> Request:
@@ -97,18 +101,18 @@ class Request(NamedTuple):
         return cls(epoch=0, step=0, ids=records, records=records, views=views, seeds=seeds)
 
     def without_padding(self) -> Request:
-        """Return a request for only those samples that are records."""
-        return self.where(self.ids >= 0)
+        """Return the request as a sampler that pads has drawn it, with its padding as a mask."""
+        mask = self.ids >= 0
+        return self.where(mask)._replace(mask=mask)
 
-    def where(self, mask: npt.NDArray[np.bool_], /) -> Request:
-        """Return a request for only those samples where `mask` (bool[batch]) is True."""
-        if mask.all():
-            return self
+    def where(self, chosen: npt.NDArray[np.bool_], /) -> Request:
+        """Return a request for only those samples where `chosen` (bool[samples]) is True."""
         return self._replace(
-            ids=self.ids[mask],
-            records=self.records[mask],
-            views=self.views[mask],
-            seeds=None if self.seeds is None else self.seeds[mask],
+            ids=self.ids[chosen],
+            records=self.records[chosen],
+            views=self.views[chosen],
+            seeds=None if self.seeds is None else self.seeds[chosen],
+            mask=None,
         )
 
 
@@ -170,7 +174,7 @@ class Schedule:
         [[2, 3], [4]]
         """
         sampler = self.sampler
-        ids_are_records = sampler.traits.num_ids is None
+        ids_are_records, pads = sampler.traits.num_ids is None, sampler.traits.padded
         while True:
             sampler.batches(epoch, start, start)  # raises IndexError for a wrong epoch or step
             # Ranges of steps: first short, so that the first batch comes soon, then of STEPS steps.
@@ -186,7 +190,9 @@ class Schedule:
                 for step, batch in enumerate(map(slice, [0, *ends], ends), first_step):
                     ids = all_ids[batch].copy()  # the user may write to the ids of a batch
                     sample_seeds = sampler.seeds(epoch, step) if seeds else None
-                    yield Request(epoch, step, ids, records[batch], views[batch], sample_seeds)
+                    drawn = ids, records[batch], views[batch], sample_seeds
+                    request = Request(epoch, step, *drawn)
+                    yield request.without_padding() if pads else request
             if not goes_on:
                 return
             epoch, start = epoch + 1, 0

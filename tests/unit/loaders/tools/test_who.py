@@ -81,7 +81,10 @@ def test_padding_is_no_line_and_terminal_obeys_no_key(tmp_path: Path) -> None:
     order = SequentialSampler(5)
     index = pack([{"__key__": f"\x1b[2J{n}", "x": b""} for n in range(5)], tmp_path)["data"]
     feed = Feed(index, BatchSampler(order, batch_size=4, last_batch="pad"))
-    assert who(feed, 2).request.records.tolist() == [4, -1, -1, -1]
+    request = who(feed, 2).request
+    assert request.records.tolist() == [4]
+    assert request.mask is not None
+    assert request.mask.tolist() == [True, False, False, False]
     *_, title, line = str(who(feed, 2)).split("\n")
     assert title == "step 2 (feed[0, 1])"
     assert "\x1b" not in line
