@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -12,22 +12,19 @@ from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
-from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.loop.selector import Choices, SourceOf
 from twinfeed.loaders.support.extras import requires_extra
-from twinfeed.samplers import BatchStream, validate
 
 with requires_extra("twinfeed.loaders.webdataset", "webdataset"):
     from webdataset import DataPipeline
     from webdataset.utils import pytorch_worker_info
 
-__all__ = ["SampleLoader", "choose_samples", "samples"]
+__all__ = ["SampleLoader", "samples"]
 
 
-class SampleLoader(Loader[list[Sample]]):
+class SampleLoader(FeedLoader[list[Sample]]):
     """The first stage of a `wds.DataPipeline`, which also counts the batches that a loop receives.
 
-    `samples` and `choose_samples` return it. `track(loader)` iterates over the pipeline or its
+    `samples` returns it. `track(loader)` iterates over the pipeline or its
     `WebLoader`, and counts the batches that the loop receives. Nothing else has the position,
     since pipelines and their workers read ahead. State, `set_epoch` and passes work as in every
     `Loader`. Iterating over the object itself gives each batch as a list of samples.
@@ -68,6 +65,32 @@ class SampleLoader(Loader[list[Sample]]):
         for sample in samples:
             self._latest_keys = self._latest_keys[1], _key_of(sample)
             yield sample
+
+    def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
+        """Yield each batch as a list of samples; of 3 workers, worker 1 yields batches 1, 4, 7."""
+        feed, index = self.feed, self.feed.index
+        assert isinstance(index, Index)
+        _, _, worker, num_workers = pytorch_worker_info()  # 0 and 1 in the main process
+        batcher = Batcher(recipe_of(feed), reader=self.reader)
+        # A request says which samples a batch has: their record ids, and if the feed has a
+        # transform (`seeded`), a random seed for each.
+        all_requests = self.schedules.of(feed.sampler).requests(epoch, start, seeds=feed.seeded)
+        for request in islice(all_requests, worker, None, num_workers):
+            shards = [index.location(record)[0] for record in request.records.tolist()]
+            # The values of all samples of the batch, for each key of a sample.
+            values: dict[str, Iterable[Any]] = {
+                "__key__": index.keys(request.records),
+                "__url__": [f"{index.root}/{shard}" for shard in shards],
+            }
+            if index.has_labels:
+                labels = index.labels[request.records].tolist()
+                names = map(index.classes.__getitem__ if index.classes else str, labels)
+                values["cls"] = [name.encode() for name in names]
+            # For the transform: the samples' rows of the columns of the index, and of the side
+            # tables, which are arrays of the user with a row for each sample (`side` of `Feed`).
+            table_rows = batcher.table_rows(request)
+            values.update(batcher.field_values(request, table_rows))
+            yield samples_of(values)
 
     def track(self, loader: Iterable[Any], /) -> Iterator[Any]:
         """Iterate over a pipeline or a `WebLoader` that reads from this object; count its batches.
@@ -221,108 +244,4 @@ def samples(feed: Feed, /) -> SampleLoader:
             "samples cannot have padding, reuse of decoded images or a batch_transform: use a "
             "TorchLoader for these"
         )
-    return FeedSampleLoader(feed, checksums=True, readahead=0)
-
-
-class FeedSampleLoader(SampleLoader, FeedLoader[list[Sample]]):
-    """The batches of a feed, each a list of samples: dicts as in webdataset."""
-
-    def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
-        """Yield each batch as a list of samples; of 3 workers, worker 1 yields batches 1, 4, 7."""
-        feed, index = self.feed, self.feed.index
-        assert isinstance(index, Index)
-        _, _, worker, num_workers = pytorch_worker_info()  # 0 and 1 in the main process
-        batcher = Batcher(recipe_of(feed), reader=self.reader)
-        # A request says which samples a batch has: their record ids, and if the feed has a
-        # transform (`seeded`), a random seed for each.
-        all_requests = self.schedules.of(feed.sampler).requests(epoch, start, seeds=feed.seeded)
-        for request in islice(all_requests, worker, None, num_workers):
-            shards = [index.location(record)[0] for record in request.records.tolist()]
-            # The values of all samples of the batch, for each key of a sample.
-            values: dict[str, Iterable[Any]] = {
-                "__key__": index.keys(request.records),
-                "__url__": [f"{index.root}/{shard}" for shard in shards],
-            }
-            if index.has_labels:
-                labels = index.labels[request.records].tolist()
-                names = map(index.classes.__getitem__ if index.classes else str, labels)
-                values["cls"] = [name.encode() for name in names]
-            # For the transform: the samples' rows of the columns of the index, and of the side
-            # tables, which are arrays of the user with a row for each sample (`side` of `Feed`).
-            table_rows = batcher.table_rows(request)
-            values.update(batcher.field_values(request, table_rows))
-            yield samples_of(values)
-
-
-def choose_samples(
-    sampler: BatchStream,
-    pipelines: Sequence[Iterable[Sample]],
-    /,
-    *,
-    source: SourceOf | None = None,
-    replay: bool = False,
-) -> SampleLoader:
-    """Take samples from several pipelines, one for each class or data set, as a sampler decides.
-
-    The sampler draws a class or set for each sample, and the sample is the next one of this
-    pipeline. Each pass starts every pipeline again, so a pipeline must have enough samples for an
-    epoch: most need `repeat()`. All pipelines are read in one process: use `num_workers=0` for a
-    `WebLoader` over the result.
-
-    Args:
-        sampler: draws classes (`PKBatchSampler.of_classes`) or sets (`MixtureSampler`).
-        pipelines: `wds.DataPipeline`, `WebDataset` or `WebLoader` objects.
-        source: the number of the pipeline of each sample id, as a function of ids (int64[n]) or an
-            array by id. Samplers of classes and mixtures need none.
-        replay: whether a pass skips as many samples of each pipeline as were drawn before its
-            position, in all epochs. Then a resumed run is exact, if the pipelines are
-            deterministic. Without `replay`, a resumed run draws the right classes or sets, but each
-            pipeline starts with its first sample.
-
-    Raises:
-        ValueError: the sampler decides which record comes, and not only its class or set; or, while
-            iterating, a pipeline has ended.
-
-    >>> from twinfeed import PKBatchSampler
-    >>> pipelines = [[{"txt": f"{name}{n}"} for n in range(9)] for name in "abc"]
-    >>> source = choose_samples(PKBatchSampler.of_classes(3, p=2, k=2, seed=0), pipelines)
-    >>> [sample["txt"] for sample in next(iter(source))]
-    ['b0', 'b1', 'a0', 'a1']
-    """
-    pipelines = list(pipelines)
-    if any(isinstance(pipeline, (str, Iterator)) for pipeline in pipelines):
-        raise TypeError("each pass restarts the pipelines: give a DataPipeline, not an iterator")
-    choices = Choices(sampler, len(pipelines), source)
-    replay = validate.flag("replay", replay)
-    return _ChosenSamples(choices, pipelines, replay=replay)
-
-
-class _ChosenSamples(SampleLoader):
-    """The samples that a sampler chooses from pipelines."""
-
-    def __init__(
-        self, choices: Choices, pipelines: list[Iterable[Sample]], *, replay: bool, **options: Any
-    ) -> None:
-        super().__init__(choices.sampler, **options)
-        self._choices, self._pipelines, self._replay = choices, pipelines, replay
-
-    def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
-        """Yield batches from step `start` on; each sample is the next one of its pipeline."""
-        _, _, _, num_workers = pytorch_worker_info()
-        if num_workers > 1:
-            raise RuntimeError("each worker would read all pipelines: set num_workers=0")
-        iterators = [iter(pipeline) for pipeline in self._pipelines]
-        if self._replay:
-            counts = self._choices.counts_before(epoch, start)
-            for iterator, count in zip(iterators, counts, strict=True):
-                next(islice(iterator, count, count), None)  # called to advance by `count` samples
-        batches = chain.from_iterable(self._choices.chunks(epoch, start, len(self)))
-        for step, pipeline_numbers in enumerate(batches, start):
-            batch: list[Any] = [next(iterators[number], None) for number in pipeline_numbers]
-            if None in batch:
-                raise ValueError(
-                    f"pipeline {pipeline_numbers[batch.index(None)]} (of {len(iterators)}) has "
-                    f"ended in step {step} of epoch {epoch}: add repeat() to it, or lower "
-                    f"batches_per_epoch"
-                )
-            yield batch
+    return SampleLoader(feed, checksums=True, readahead=0)

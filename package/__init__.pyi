@@ -69,7 +69,6 @@ from twinfeed.loaders.torch import TorchSampler as TorchSampler
 from twinfeed.loaders.torch import as_tensors as as_tensors
 from twinfeed.loaders.torch import exact_collate as exact_collate
 from twinfeed.loaders.torch import ordered as ordered
-from twinfeed.loaders.webdataset import choose_samples as choose_samples
 from twinfeed.loaders.webdataset import samples as samples
 from twinfeed.samplers.batch import BatchSampler as BatchSampler
 from twinfeed.samplers.batch_stream import BatchStream as BatchStream

@@ -36,7 +36,6 @@ from twinfeed import (
     WeightedSampler,
     as_tensors,
     choose,
-    choose_samples,
     pack,
     samples,
 )
@@ -114,11 +113,6 @@ def from_pipeline(changes: Changes, state: Any, steps: int) -> Part:
     return received(source, state, steps, lambda source: source.track(pipeline))
 
 
-def from_pipelines(changes: Changes, state: Any, steps: int) -> Part:
-    pipelines = [[number] * TOTAL for number in range(CLASSES)]
-    return received(choose_samples(of_classes(changes), pipelines), state, steps)
-
-
 def from_datasets(changes: Changes, state: Any, steps: int) -> Part:
     datasets = [tf.data.Dataset.from_tensors(number).repeat() for number in range(CLASSES)]
     return received(choose(of_classes(changes), datasets), state, steps)
@@ -162,7 +156,6 @@ ROUTES = [
     *((route, pk) for route in LOADERS.values()),
     (from_torch_dataloader, pk),
     (from_pipeline, pk),
-    (from_pipelines, of_classes),
     (from_datasets, of_classes),
     (from_selector, of_classes),
     (from_grain, pk),

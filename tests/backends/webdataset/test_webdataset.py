@@ -30,13 +30,11 @@ from twinfeed.loaders import (
     pack,
 )
 from twinfeed.loaders.torch import TorchLoader
-from twinfeed.loaders.webdataset import SampleLoader, choose_samples, samples
+from twinfeed.loaders.webdataset import SampleLoader, samples
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
     ExactOnceBatchSampler,
-    MixtureSampler,
-    PKBatchSampler,
     RandomSampler,
     ReuseSampler,
     SequentialSampler,
@@ -204,47 +202,6 @@ def test_copies_and_pickles_continue_at_position() -> None:
         assert run(other) == streamed(feed_of())[1:]
 
 
-def classes() -> list[wds.DataPipeline]:
-    """A pipeline of each class, whose samples repeat."""
-    found = [[{"txt": b"%d" % (100 * cls + n)} for n in range(7)] for cls in range(5)]
-    return [wds.DataPipeline([rows]).repeat() for rows in found]
-
-
-def chosen(**options: Any) -> SampleLoader:
-    sampler = PKBatchSampler.of_classes(5, p=3, k=2, seed=4, batches_per_epoch=9)
-    return choose_samples(sampler, classes(), **options)
-
-
-def test_sampler_chooses_from_pipeline_of_each_class() -> None:
-    source = chosen()
-    sampler, iterators = source._sampler, [iter(pipeline) for pipeline in classes()]
-    expected = [
-        [int(next(iterators[cls])["txt"]) for cls in sampler.group_of(ids).tolist()]
-        for ids in sampler.batches(0, 0, 9)
-    ]
-    assert run(source) == expected
-    assert run(source)[0][0] % 100 == 0  # each pass begins the pipelines anew
-    assert [[int(row["txt"]) for row in batch] for batch in chosen()] == expected
-
-
-def test_choose_samples_with_replay_resumes_at_every_step() -> None:
-    whole = run(chosen(replay=True), epochs=2)
-    assert whole[9] != whole[0]
-    for stop in range(1, 18):
-        source = chosen(replay=True)
-        source.load_state_dict(source.state_at(*divmod(stop, 9)))
-        assert run(source, epochs=2 - stop // 9) == whole[stop:]
-
-
-def test_mixture_chooses_by_weight_over_ranks() -> None:
-    orders = [RandomSampler(40, seed=0), RandomSampler(40, seed=1)]
-    mixture = MixtureSampler(orders, weights=[3, 1], num_samples=40, seed=4)
-    sampler = BatchSampler(mixture, batch_size=8)
-    pipelines = [wds.DataPipeline([[{"txt": b"%d" % n}]]).repeat() for n in range(2)]
-    parts = [run(choose_samples(sampler.shard(rank, 2), pipelines)) for rank in range(2)]
-    assert sum(map(sum, parts[0] + parts[1])) == 10
-
-
 def tracked(stages: Callable[[SampleLoader], Any]) -> list[Any]:
     source = samples(feed_of())
     return list(source.track(stages(source)))
@@ -259,11 +216,6 @@ def twice(source: SampleLoader) -> None:
     loader = persistent(source)
     for _ in range(2):
         list(source.track(loader))
-
-
-def ended(folder: Path) -> list[Any]:
-    sampler = PKBatchSampler.of_classes(2, p=2, k=2, seed=0)
-    return list(choose_samples(sampler, [[{"txt": "a"}] * 3, []]))
 
 
 def pipe(source: SampleLoader, *stages: Any) -> wds.DataPipeline:
@@ -313,21 +265,6 @@ REFUSED: Refused = [
         "with_epoch",
     ),
     (lambda _: next(iter(pipe(samples(feed_of())))), RuntimeError, "source.track.loader."),
-    # What is chosen from.
-    (lambda _: choose_samples(chosen()._sampler, classes()[1:]), ValueError, "5"),
-    (lambda _: choose_samples(feed_of().sampler, classes()), ValueError, "source"),
-    (lambda _: choose_samples(feed_of(), classes()), TypeError, "must give batches, got a Feed"),
-    (lambda _: choose_samples(None, classes()), TypeError, "must give batches"),
-    (lambda _: choose_samples(chosen()._sampler, None), TypeError, "iterable"),
-    (lambda _: choose_samples(chosen()._sampler, ["ant"] * 5), TypeError, "not an iterator"),
-    (lambda _: run(choose_samples(chosen()._sampler, [1] * 5)), TypeError, "not iterable"),
-    (
-        lambda _: choose_samples(chosen()._sampler, [iter(p) for p in classes()]),
-        TypeError,
-        "restarts.*not an iterator",
-    ),
-    (lambda _: chosen(replay=1), TypeError, "replay"),
-    (ended, ValueError, "pipeline 1 .of 2. has ended in step 0 of epoch 0"),
 ]
 
 
@@ -442,13 +379,6 @@ def test_stage_that_swaps_samples_is_named() -> None:
         list(source.track(pipeline))
 
 
-def test_choosing_names_stage_that_drops() -> None:
-    source = chosen()
-    pipeline = wds.DataPipeline(source, wds.select(lambda row: row["txt"] != b"100"), cut(6))
-    with pytest.raises(ValueError, match="from sample None on: the stage _select took"):
-        list(source.track(pipeline))
-
-
 def of_worker(call: Callable[[], Any]) -> Exception:
     """Return the error that a call raises, without its frames, which would keep the workers."""
     try:
@@ -459,13 +389,10 @@ def of_worker(call: Callable[[], Any]) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-def test_webdataset_refuses_workers_that_persist_or_choose() -> None:
+def test_webdataset_refuses_workers_that_persist() -> None:
     error = of_worker(lambda: twice(samples(feed_of())))
     assert isinstance(error, RuntimeError)
     assert "persistent_workers" in str(error)
-    error = of_worker(lambda: run(chosen(), 1, "fork") and run(chosen(), 2, "fork"))
-    assert isinstance(error, RuntimeError)
-    assert "num_workers=0" in str(error)
 
 
 def test_states_of_other_streams_and_records_are_refused() -> None:
