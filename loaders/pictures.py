@@ -17,7 +17,7 @@ import numpy.typing as npt
 from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.support.array_types import Array
+from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import (
     BatchStream,
@@ -25,7 +25,6 @@ from twinfeed.samplers import (
     diagnose,
     simulate_shuffle_buffer,
 )
-from twinfeed.samplers.diagnostics import plot_order
 from twinfeed.samplers.validate import a_type
 
 with requires_extra("twinfeed.loaders.pictures", "pictures"):
@@ -36,6 +35,7 @@ __all__ = ["plot_mixing", "show_batch"]
 # The images of a batch: their width in inches, the size of captions in points, and how many
 # characters and lines a caption has at most.
 _IMAGE_WIDTH, _FONT_SIZE, _MAX_CHARACTERS, _MAX_LINES = 1.3, 7, 24, 6
+_MAX_POINTS = 20_000  # samples of a stream that are drawn
 
 
 class _Picture(Figure):
@@ -102,10 +102,10 @@ def plot_mixing(
     figure = _Picture(figsize=(3.4 * len(found) + 0.4, 2.7 * rows + 1.3), layout="constrained")
     grid = figure.subplots(rows, len(found), squeeze=False, sharex="col")
     for column, (name, diagnosis) in zip(grid.T, found.items(), strict=True):
-        plot_order(column[0], diagnosis.order)
+        _plot_order(column[0], diagnosis.order)
         column[0].set_title(name)
         if classes is not None:
-            plot_order(column[1], classes[diagnosis.order])
+            _plot_order(column[1], classes[diagnosis.order])
         lines = [f"moves records {diagnosis.displacement.ratio:.0%} as far as uniform"]
         for group, measure in diagnosis.distinct.items():
             lines.append(f"{measure.value:.1f} {group} a batch, uniform {measure.uniform:.1f}")
@@ -113,6 +113,14 @@ def plot_mixing(
     for axes, quantity in zip(grid[:, 0], ("record number", "class"), strict=False):
         axes.set_ylabel(quantity)
     return figure
+
+
+def _plot_order(axes: Any, values: Int64s) -> None:
+    """Plot the value (a record or a class) of each sample of a stream, or of `_MAX_POINTS`."""
+    samples = len(values)
+    positions = np.unique(np.linspace(0, samples - 1, min(samples, _MAX_POINTS)).astype(int))
+    size = max(2, 8000 / samples)  # of a point: smaller if there are many
+    axes.scatter(positions, values[positions], s=size, alpha=0.5, linewidths=0, rasterized=True)
 
 
 def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, lgamma, sqrt
-from typing import Any, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,7 +21,6 @@ from twinfeed.samplers.verdict import Verdict
 
 _FLAGGED_RATIO = 0.5  # share of the uniform value below which a measure is flagged
 _MAX_DEVIATIONS = 6.0  # standard deviations that a uniform shuffle keeps within
-_MAX_POINTS = 20_000  # samples of a stream that are drawn
 
 
 @dataclass(frozen=True)
@@ -154,31 +153,6 @@ class Diagnosis(Verdict):
             *(f"! {finding}" for finding in self.findings),
         ]
         return "\n".join(lines)
-
-    @validate.show_call("diagnosis.plot(axes), with axes of matplotlib, as pyplot.gca() gives them")
-    def plot(self, axes: Any) -> None:
-        """Draw the record number against the position in the stream, on axes of matplotlib.
-
-        A uniform shuffle fills the square evenly. Stored order is its diagonal.
-
-        >>> from matplotlib import pyplot  # doctest: +SKIP
-        >>> diagnose(range(100), batch_size=10).plot(pyplot.gca())  # doctest: +SKIP
-        """
-        if not hasattr(axes, "scatter"):
-            raise TypeError(f"axes must be axes of matplotlib, got {axes!r}: write pyplot.gca()")
-        plot_order(axes, self.order)
-        axes.set(xlabel="position in the stream", ylabel="record number")
-
-
-def plot_order(axes: Any, values: Int64s, /) -> None:
-    """Plot a point for each sample of a stream: its position, and its value (a record or class).
-
-    Of a long stream, `_MAX_POINTS` samples at equal distances are plotted. `axes` is of matplotlib.
-    """
-    samples = len(values)
-    positions = np.unique(np.linspace(0, samples - 1, min(samples, _MAX_POINTS)).astype(int))
-    size = max(2, 8000 / samples)  # of a point: smaller if there are many
-    axes.scatter(positions, values[positions], s=size, alpha=0.5, linewidths=0, rasterized=True)
 
 
 def diagnose(

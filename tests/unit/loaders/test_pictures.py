@@ -169,10 +169,3 @@ def test_figure_shows_itself_in_a_notebook() -> None:
     """Jupyter asks an object that pyplot has not made for `_repr_png_`."""
     sampler = BatchSampler(RandomSampler(100, seed=0), batch_size=10)
     assert plot_mixing({"uniform": sampler})._repr_png_().startswith(b"\x89PNG\r")  # type: ignore[attr-defined]
-
-
-def test_diagnosis_plots_its_stream() -> None:
-    axes = Figure().subplots()
-    diagnose([4, 3, -1, 0], batch_size=2).plot(axes)
-    assert axes.collections[0].get_offsets().tolist() == [[0, 4], [1, 3], [2, 0]]
-    assert axes.get_ylabel() == "record number"

@@ -665,8 +665,6 @@ REFUSED: Refused = [
         ValueError,
         "batch_size must be the sampler's own 2, got 4",
     ),
-    (lambda: diagnose([0], batch_size=1).plot(), TypeError, "'axes': write diagnosis.plot(axes)"),
-    (lambda: diagnose([0], batch_size=1).plot(1), TypeError, "must be axes of matplotlib, got 1"),
     (lambda: diagnose([], batch_size=2), ValueError, "must have at least one record"),
     (lambda: diagnose(iter([1]), batch_size=2), TypeError, "got a list_iterator: pass feed.s"),
     (lambda: diagnose(LOADER), TypeError, "got a NumpyLoader: pass feed.sampler"),
