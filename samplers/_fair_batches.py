@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
-from twinfeed.samplers.drawing.deduplicate import replace_duplicates
 from twinfeed.samplers.drawing.fair_subsets import FairSubsets
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import groups_and_indices
@@ -237,49 +235,35 @@ class _PhaseSchedule:
     def distinct_records(self, classes: Int64s, subset_index: Int64s, labels: Array) -> Int64s:
         """Return the record ids of batches, int64[batches, P, K], no record twice in a batch.
 
-        A record may be of several classes, and two classes of a batch may draw it. Then the smaller
-        class keeps it, and the larger class takes its next record that is not in the batch.
-
-        `classes` and `subset_index` are int64[batches, P]: class `classes[i, j]` takes its subset
-        number `subset_index[i, j]`, of K records. `labels` are those of the classes, for the error
-        message. The comments have the values of one batch of the classes 3 and 5, which have 40 and
-        20 records, and K = 2.
+        Of two classes of a batch (rows of the arrays, int64[batches, P]) that draw one record, the
+        larger class takes its next record that is not in the batch. `labels` are for the error.
         """
-        ids = self.records(classes, subset_index)  # [[[8, 6], [7, 6]]]: record 6 is there twice
+        ids = self.records(classes, subset_index)
         # In sorted order, equal ids are neighbours.
-        sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)  # [[6, 6, 7, 8]]
-        has_duplicates = (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(axis=1)  # [True]
-        for batch in np.flatnonzero(has_duplicates):
-            # A row of the batch has the records of a class: row 1, of the smaller class, keeps 6.
-            sizes = np.asarray(self._classes.sizes)[classes[batch]]  # [40, 20]
-            rows_by_size = np.argsort(sizes, kind="stable")  # [1, 0]
-            # `candidates(row)` yields the next records of the row's class: for row 0 say 7, 9, ...
-            candidates = partial(self._later_records, classes[batch], subset_index[batch])
-            # Changes `ids[batch]` to [[8, 9], [7, 6]]. A row without a replacement is returned.
-            failed_row = replace_duplicates(ids[batch], rows_by_size, candidates)
-            if failed_row is not None:
-                batch_labels = labels[classes[batch]].tolist()
-                raise ValueError(
-                    f"class {batch_labels[failed_row]} has fewer than {self._phase.k} records that "
-                    f"no other class of the batch takes, of the classes {batch_labels}: lower k"
-                )
+        sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)
+        for i in np.flatnonzero((sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(axis=1)):
+            # The rows of the batch, of which the smaller class keeps a record.
+            rows = np.argsort(np.asarray(self._classes.sizes)[classes[i]], kind="stable")
+            taken, first = np.unique(ids[i, rows], return_index=True)
+            in_batch = set(taken.tolist())
+            for number in np.delete(np.arange(ids[i].size), first):
+                row, column = rows[number // self._phase.k], number % self._phase.k
+                later = self._later_records(classes[i, row], subset_index[i, row])
+                record = next((record for record in later if record not in in_batch), None)
+                if record is None:
+                    found = labels[classes[i]].tolist()
+                    raise ValueError(
+                        f"class {found[row]} has fewer than {self._phase.k} records that no other "
+                        f"class of the batch takes, of the classes {found}: lower k"
+                    )
+                ids[i, row, column] = record
+                in_batch.add(record)
         return ids
 
-    def _later_records(self, classes: Int64s, subset_index: Int64s, row: int) -> Iterator[int]:
-        """Yield the next records of a class of a batch, which may replace a duplicate record.
-
-        Each batch that has a class takes the next subset of K of its records. In this batch, class
-        `classes[row]` takes subset `subset_index[row]`. Yield the records of the subsets after it,
-        until each record of the class has come at least once.
-
-        A class takes all of its n records once, then all of them again, and so on. So any 2 n
-        consecutive records include all of them. The comments have the values for a class of 20
-        records, K = 2, and subset 5 in this batch.
-        """
-        # The number of subsets with 2 n records, rounded up: 40 / 2 = 20.
-        num_subsets = -(-2 * int(self._classes.sizes[classes[row]]) // self._phase.k)
-        same_class = np.full(_SUBSETS_AT_ONCE, classes[row])
-        # Draw `_SUBSETS_AT_ONCE` = 8 subsets at once: 6 to 13, then 14 to 21, then 22 to 29.
+    def _later_records(self, class_index: int, subset_index: int) -> Iterator[int]:
+        """Yield the records of a class in the subsets after this one: each record at least once."""
+        # A class takes all of its n records, then all of them again: 2 n of them have each.
+        num_subsets = -(-2 * int(self._classes.sizes[class_index]) // self._phase.k)
         for first in range(1, num_subsets + 1, _SUBSETS_AT_ONCE):
-            later_subsets = subset_index[row] + np.arange(first, first + _SUBSETS_AT_ONCE)
-            yield from self.records(same_class, later_subsets).reshape(-1).tolist()
+            subsets = subset_index + np.arange(first, first + _SUBSETS_AT_ONCE)
+            yield from self.records(np.full_like(subsets, class_index), subsets).ravel().tolist()

@@ -38,8 +38,8 @@ class PKBatchSampler(BatchStream):
             `ClassOrder`. Or a list of labels for each record: a record comes once in a batch, for
             one of its classes. If two classes of a batch draw the same record, the larger class
             takes its next free record. The counts of records may then differ by more than 1. Other
-            batches do not change. A batch of classes that share too many records is an error when
-            it is drawn.
+            batches do not change. A batch in which a class has no free record is an error when it
+            is drawn.
         p: classes of a batch: a number, or a schedule by training step (`epoch * len + step`). A
             change of p restarts the rotation of classes and of records.
         k: records of each class: a number, or a schedule such as `k={0: 2, 1000: 3}`. A change of k

@@ -56,7 +56,6 @@ COVERED = (
         "batch_shape fifo_cache int_arrays prefix_sums random_words weighted_order",
     ),
     ("samplers/drawing", "unit/samplers/drawing/test_round_robin.py", "blocks"),
-    ("samplers/drawing", "unit/samplers/test_label_lists.py", "deduplicate"),
     ("samplers/drawing", "unit/samplers/test_orders.py", "interleave_schedule"),
     ("samplers", "unit/samplers/test_diagnostics.py", "verdict"),
     ("loaders", "faults/test_damage.py", "errors"),

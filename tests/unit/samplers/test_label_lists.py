@@ -80,23 +80,6 @@ def test_classes_of_one_super_class_share_records() -> None:
     assert seen == {0, 1}
 
 
-def test_class_takes_a_record_of_a_class_that_has_another() -> None:
-    """Only this helps where a class has no free record: a small case, every seed."""
-    lists = ["ab", "bc", "ca"]
-    for seed in range(20):
-        for ids in PKBatchSampler(
-            [list(one) for one in lists], p=3, k=1, seed=seed, batches_per_epoch=9
-        ):
-            assert sorted(ids) == [0, 1, 2]
-
-
-def test_batch_is_found_along_a_chain_of_all_classes() -> None:
-    """Each record is of two classes, in one ring of all: a batch has each record."""
-    ring = [[n, (n + 1) % 300] for n in range(300)]
-    sampler = PKBatchSampler(ring, p=300, k=1, seed=0)
-    assert sorted(sampler.batch(0, 0).tolist()) == list(range(300))
-
-
 @pytest.mark.parametrize(
     ("lists", "options", "words"),
     [
