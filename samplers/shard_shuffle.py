@@ -176,12 +176,6 @@ class ShardShuffleSampler(Sampler):
         The blocks of all shards in random order are one sequence of records. It is divided into
         segments, which are read side by side. The records of a block are permuted within the block.
         """
-        # The order of the blocks of very many shards is a table that takes long to compute. So that
-        # the next epoch starts at once, compute its table bit by bit in this epoch: after half of
-        # the positions, at least the first half.
-        if self._blocks.has_many_shards:
-            fraction = int(positions.max(initial=-1) + 1) / max(1, self.num_records)
-            self._blocks.order(self._blocks_key(epoch + 1)).prepare(fraction)
         tables = self._tables(epoch)
         index = self._indices_at(tables.round_robin, positions)  # into the sequence
         # The first record of the block, the offset of the record in it, and the size of the block.
@@ -248,17 +242,13 @@ class ShardShuffleSampler(Sampler):
         """Return the tables of an epoch, from the cache if they are there."""
         return self._cache.get(epoch, lambda: self._compute_tables(epoch))
 
-    def _blocks_key(self, epoch: int) -> int:
-        """Return the key of the order of the blocks in an epoch."""
-        return derive(self._key, epoch, _BLOCKS_KEY)
-
     def _compute_tables(self, epoch: int) -> _EpochTables:
         """Return the tables of an epoch: its order of blocks, and where segments split blocks.
 
         All blocks in random order are one sequence of records. It is divided into sections of equal
         size, and a section into segments, which are read side by side (round-robin).
         """
-        block_order = self._blocks.order(self._blocks_key(epoch))
+        block_order = BlockOrder(self._blocks, derive(self._key, epoch, _BLOCKS_KEY))
         split_indices, split_records = self._block_splits(block_order)
         # Each section reads its segments in an order of its own, and so has a key.
         keys = random_words(derive(self._key, epoch, _SEGMENTS_KEY), np.arange(self._sections))

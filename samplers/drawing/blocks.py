@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import inverse_permute, permute
 from twinfeed.samplers.drawing.prefix_sums import ComputedCounts, PrefixSums
 from twinfeed.samplers.mapped import slices
@@ -16,7 +15,6 @@ from twinfeed.samplers.types import Array, Int64s
 
 _MAX_ENTRIES = 1 << 17  # of a table
 _CHUNK = 1 << 14  # shards whose short blocks are found at once
-_HEAD_START = 1.25  # a table is computed faster than it is needed, by this factor
 
 
 class Blocks:
@@ -32,20 +30,9 @@ class Blocks:
         self._record_sums = PrefixSums(lengths, _MAX_ENTRIES)
         counts = ComputedCounts(len(lengths), partial(_num_blocks, lengths, block))
         self._block_sums = PrefixSums(counts, _MAX_ENTRIES)
-        # Those of two epochs that are drawn alternately, and of the next.
-        self._orders: FifoCache[BlockOrder] = FifoCache(3)
 
     def __len__(self) -> int:
         return self._block_sums.total
-
-    @property
-    def has_many_shards(self) -> bool:
-        """Whether there are more shards than entries of a table."""
-        return len(self._lengths) > _MAX_ENTRIES
-
-    def order(self, key: int) -> BlockOrder:
-        """Return the random order of this key, from the cache if it is there."""
-        return self._orders.get(key, lambda: BlockOrder(self, key))
 
     @property
     def num_shards(self) -> int:
@@ -134,34 +121,18 @@ class BlockOrder:
             table = permute(count, key, np.arange(count)).astype(np.int32)
             self._block_at = lambda block_positions: table[block_positions].astype(np.int64)
         self._sums: PrefixSums | _ShortBlockTable
-        sizes = ComputedCounts(count, partial(_sizes_at, blocks, self._block_at))
-        if count <= _MAX_ENTRIES:
-            self._sums = PrefixSums(sizes, _MAX_ENTRIES)
-        elif blocks.has_many_shards:
+        if blocks.num_shards > _MAX_ENTRIES:
+            sizes = ComputedCounts(count, partial(_sizes_at, blocks, self._block_at))
             self._sums = _BlockSizeSums(sizes, blocks, key)
         else:
             self._sums = _ShortBlockTable(blocks, key)
 
-    def prepare(self, fraction: float) -> None:
-        """If there are very many shards, compute a fraction of the table of block sizes.
-
-        The whole table then takes long, so it is computed in advance, by many calls.
-        """
-        if isinstance(self._sums, _BlockSizeSums):  # very many shards
-            self._sums.prepare(fraction)
-
     def locate(self, index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Find the block that contains each index; return its start, its first record and its size.
 
-        The records of all blocks are one sequence, block after block in random order. The comments
-        have the values for the indices 1 and 3 of a sequence that starts with the blocks 8 9 and
-        0 1 2: index 1 is record 9, and index 3 is record 1.
-
-        Returns:
-            The index at which the block starts in the sequence, [0, 2]; the first record of the
-            block, [8, 0]; and how many records it has, [2, 3]: int64[n] each.
+        In a sequence that starts with the blocks 8 9 and 0 1 2, the indices 1 and 3 give the starts
+        0 2, the records 8 0 and the sizes 2 3.
         """
-        # Position 0 is the first block of the sequence, position 1 the second: [0, 1].
         block_positions, first_index = self._sums.locate(index)
         first_record, size = self._blocks.first_and_size(self._block_at(block_positions))
         return first_index, first_record, size
@@ -175,20 +146,13 @@ def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], positions: I
 class _ShortBlockTable:
     """The search for the block that contains an index, by a table of the short blocks only.
 
-    All blocks are in a random order, and their records are one sequence. A block has a *position*
-    among the blocks, and a *first index* in the sequence. Blocks of 4 4 1 4 4 records::
-
-        position       0  1  2  3  4
-        first index    0  4  8  9  13
-        in the table   0        9        the first block, and the block after each short one
-
-    The full blocks after a row of the table follow by division. So the table has at most a row for
-    each shard and one more, however many blocks there are.
+    A row is the first block, or the block after a short one. The full blocks after it follow by
+    division. In the comments, the blocks in random order have 4 4 1 4 4 records.
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:
         numbers, num_missing = blocks.short_blocks(slice(0, blocks.num_shards))
-        block_positions = inverse_permute(len(blocks), key, numbers)  # [2] in the example above
+        block_positions = inverse_permute(len(blocks), key, numbers)  # [2]
         order = np.argsort(block_positions)
         self._block_size = blocks.block  # of a full block: 4
         # How many records the short blocks before each row lack: [0, 3].
@@ -198,80 +162,34 @@ class _ShortBlockTable:
         self._row_first_indices = self._row_positions * self._block_size - num_missing_before
 
     def locate(self, index: Int64s) -> tuple[Int64s, Int64s]:
-        """Find the block that contains each index; return its position and its first index.
-
-        All blocks are in a random order, and their records are one sequence. A block has a position
-        among the blocks, and a first index in the sequence. Blocks of 4 4 1 4 4 records::
-
-            position       0  1  2  3  4
-            first index    0  4  8  9  13
-            in the table   0        9        the first block, and the block after each short one
-
-        The table is small, since most blocks are full, of `_block_size` records. Index 14 is found
-        from the row of index 9, as the comments show: in the block at position 4. All are int64[n].
-        """
-        row = np.searchsorted(self._row_first_indices, index, side="right") - 1  # 1
-        # The position and the first index in this row: 3 and 9.
+        """Find the block that contains each index; return its position and its first index."""
+        row = np.searchsorted(self._row_first_indices, index, side="right") - 1
         row_position, row_first_index = self._row_positions[row], self._row_first_indices[row]
-        num_full_blocks = (index - row_first_index) // self._block_size  # (14 - 9) // 4 = 1
+        num_full_blocks = (index - row_first_index) // self._block_size
         return row_position + num_full_blocks, row_first_index + num_full_blocks * self._block_size
 
 
 class _BlockSizeSums(PrefixSums):
     """The prefix sums of the sizes of all blocks in a random order, if there are very many shards.
 
-    Most blocks are full. The last block of a shard may lack some records. So the table is computed
-    from these short blocks alone.
+    The table is computed from the short blocks alone, a chunk of shards at a time. In the comments,
+    the blocks in random order have 4 4 1 4 4 records, in rows of two blocks.
     """
 
     def __init__(self, sizes: ComputedCounts, blocks: Blocks, key: int) -> None:
         super().__init__(sizes, _MAX_ENTRIES)
         self._blocks, self._key = blocks, key
-        # How many shards were examined, and how many records their short blocks lack in each row.
-        num_rows = -(-len(sizes) // self._row_size)
-        self._progress = 0, np.zeros(num_rows, np.int64)
-
-    def prepare(self, fraction: float) -> None:
-        """Find the short blocks of the first shards, a `fraction` of all shards or more.
-
-        `_compute_table` needs the short blocks of all shards, which takes long. So this is called
-        many times before, with a fraction that grows from 0 to 1, and each call goes on where the
-        last one stopped. The factor `_HEAD_START` is 1.25: at a fraction of 0.8 all shards are
-        done, before the table is needed.
-        """
-        num_shards = self._blocks.num_shards
-        self._missing_in_rows(min(num_shards, int(num_shards * fraction * _HEAD_START)))
 
     def _compute_table(self) -> Int64s:
-        """Return the number of records before each row of blocks, and of all: int64[rows + 1].
-
-        All blocks are in a random order, and a row is `_row_size` consecutive blocks. The comments
-        have the values for blocks of 4 4 1 4 4 records in rows of two blocks. The third block is
-        the short last block of a shard, and lacks 3 of 4 records.
-        """
-        num_missing = self._missing_in_rows(self._blocks.num_shards)  # [0, 3, 0]
+        """Return the number of records before each row of blocks, and of all: int64[rows + 1]."""
+        num_rows = -(-len(self._counts) // self._row_size)
+        num_missing = np.zeros(num_rows, np.int64)  # what the short blocks of each row lack
+        for shards in slices(self._blocks.num_shards, _CHUNK):
+            block_numbers, missing = self._blocks.short_blocks(shards)
+            positions = inverse_permute(len(self._counts), self._key, block_numbers)
+            np.add.at(num_missing, positions // self._row_size, missing)  # [0, 3, 0]
         missing_before = np.append(0, np.cumsum(num_missing))  # [0, 0, 3, 3]
-        blocks_before = np.append(np.arange(len(num_missing)) * self._row_size, len(self._counts))
+        blocks_before = np.append(np.arange(num_rows) * self._row_size, len(self._counts))
         # If all blocks were full, these sums would be blocks_before * 4 = [0, 8, 16, 20].
         table: Int64s = blocks_before * self._blocks.block - missing_before
         return table  # [0, 8, 13, 17]
-
-    def _missing_in_rows(self, stop: int) -> Int64s:
-        """Return how many records the short blocks of the first shards lack, int64[rows].
-
-        These are the first `stop` shards or more.
-
-        Shards are divided into blocks of equal size, but the last block of a shard may be short.
-        All blocks are in a random order, and a row is `_row_size` consecutive blocks. The short
-        blocks that an earlier call has found are not searched again.
-        """
-        first, num_missing = self._progress
-        for start in range(first, stop, _CHUNK):
-            shards = slice(start, min(start + _CHUNK, self._blocks.num_shards))  # whole chunks
-            block_numbers, missing = self._blocks.short_blocks(shards)
-            positions = inverse_permute(len(self._counts), self._key, block_numbers)
-            # Not in place, since another thread may count the same shards.
-            num_missing = num_missing.copy()
-            np.add.at(num_missing, positions // self._row_size, missing)
-            self._progress = shards.stop, num_missing
-        return num_missing

@@ -295,17 +295,6 @@ def test_explain_names_records_and_uses() -> None:
         assert row == [str(step), *(f"{record}.{use}" for record, use in pairs)]
 
 
-def test_prefix_sums_of_next_epoch_are_computed_ahead() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_MAX_ENTRIES", 40)
-        patch.setattr(blocks, "_CHUNK", 8)
-        order = ShardShuffleSampler([7] * 400, block=4, window=4, seed=0)
-        for drawn, least, most in ((0, 0, 0), (1400, 0.5, 0.7), (2799, 1, 1)):
-            order.ids(0, np.arange(drawn, drawn + 1))
-            sums = order._blocks.order(order._blocks_key(1))._sums
-            assert least <= sums._progress[0] / 400 <= most
-
-
 @pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.long), 3, 16])
 @given(lengths=LENGTHS, block=st.integers(1, 9), window=st.integers(1, 6), seed=st.integers(0, 9))
 def test_blocks_beyond_the_table_are_found_by_arithmetic(
