@@ -50,7 +50,6 @@ from twinfeed.loaders.tensorflow import TensorFlowLoader as TensorFlowLoader
 from twinfeed.loaders.tensorflow import choose as choose
 from twinfeed.loaders.tensorflow import original_errors as original_errors
 from twinfeed.loaders.tensorflow import prefetch_to_device as prefetch_to_device
-from twinfeed.loaders.tensorflow import selector_dataset as selector_dataset
 from twinfeed.loaders.tensorflow import source_datasets as source_datasets
 from twinfeed.loaders.tools.compare import compare as compare
 from twinfeed.loaders.tools.overlap import overlap as overlap

@@ -106,7 +106,6 @@ class Selector(Loader[Int64s]):
 
     Position, state and passes work as in every `Loader`. The state does not have the positions
     within the sources: `drawn` says how many records of each source came before the position.
-    `twinfeed.loaders.tensorflow.selector_dataset` gives the same numbers as a `tf.data.Dataset`.
 
     Args:
         sampler: draws classes (`PKBatchSampler.of_classes`) or sets (`MixtureSampler`).

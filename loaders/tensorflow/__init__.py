@@ -6,7 +6,7 @@ of the dataset. `original_errors` (original.py) raises the errors of a pipeline 
 `twinfeed.loaders.keras` resumes `fit` at any step.
 
 `choose` (choosing.py) lets a sampler choose from datasets: of the user's own, or those that
-`source_datasets` (feed_datasets.py) makes of a feed. `selector_dataset` only says which is chosen.
+`source_datasets` (feed_datasets.py) makes of a feed.
 
 How a dataset is made:
 
@@ -21,7 +21,7 @@ from twinfeed.loaders.support.extras import requires_extra
 
 with requires_extra("twinfeed.loaders.tensorflow", "tensorflow"):
     from twinfeed.loaders.tensorflow import _processes as _processes
-    from twinfeed.loaders.tensorflow.choosing import choose, selector_dataset
+    from twinfeed.loaders.tensorflow.choosing import choose
     from twinfeed.loaders.tensorflow.device import prefetch_to_device
     from twinfeed.loaders.tensorflow.feed_datasets import source_datasets
     from twinfeed.loaders.tensorflow.loader import TensorFlowLoader
@@ -32,6 +32,5 @@ __all__ = [
     "choose",
     "original_errors",
     "prefetch_to_device",
-    "selector_dataset",
     "source_datasets",
 ]

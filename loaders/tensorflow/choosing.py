@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders.loop.selector import Choices, Selector, SourceOf
+from twinfeed.loaders.loop.selector import Choices, SourceOf
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader
-from twinfeed.loaders.tensorflow._pipeline import POSITION_SPEC, GraphSource, dataset_of
+from twinfeed.loaders.tensorflow._pipeline import GraphSource, dataset_of
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.loaders.tensorflow.feed_datasets import PASS_START_SPEC, SourceDatasets
 from twinfeed.samplers import BatchStream, validate
@@ -30,7 +28,6 @@ def choose(
     *,
     source: SourceOf | None = None,
     replay: bool = False,
-    labels: bool = False,
     device: str | None = None,
     prefetch: int = 2,
 ) -> DatasetLoader[Any]:
@@ -58,9 +55,6 @@ def choose(
             position, in all epochs. Then an epoch continues where the previous epoch ended, and a
             resumed run is exact, if the datasets are deterministic. Skipped elements are read, and
             mapped, again. Without `replay`, only the choice of datasets is resumed.
-        labels: whether each batch is a pair: the batch, and the index in `datasets` of the dataset
-            of each element, int64[batch], which is its class. Keras takes such a pair as inputs and
-            targets.
         device: as of a `TensorFlowLoader`.
         prefetch: as of a `TensorFlowLoader`.
 
@@ -95,29 +89,25 @@ def choose(
     chosen = tf.data.Dataset.choose_from_datasets(examples, tf.data.Dataset.range(0))
     choices = Choices(sampler, len(datasets), source, groups)
     if sampler.fixed_size is None:
-        _check_shapes(examples)
-    options = validate.flag("replay", replay), validate.flag("labels", labels)
-    loader = _ChoosingLoader(choices, datasets, chosen.element_spec, *options)
+        _check_shapes(chosen.element_spec)
+    replay = validate.flag("replay", replay)
+    loader = _ChoosingLoader(choices, datasets, chosen.element_spec, replay)
     loader.device = device if device is None else chosen_device(device)
     loader.prefetch = validate.integer("prefetch", prefetch, minimum=0)
     return loader
 
 
-def _check_shapes(datasets: Sequence[tf.data.Dataset]) -> None:
-    """Raise ValueError if the static shapes of datasets are not compatible.
+def _check_shapes(specs: Any) -> None:
+    """Raise ValueError if a static shape is unknown, for batches of several sizes.
 
-    `rebatch`, for batches of several sizes, would mix up shapes such as [2, 3] and [3, 2].
+    `rebatch` would mix up elements of the shapes [2, 3] and [3, 2].
     """
-    specs = [tf.nest.flatten(dataset.element_spec) for dataset in datasets]
-    for component in zip(*specs, strict=True):  # ragged and sparse ones need not agree
-        shapes = [spec.shape for spec in component if isinstance(spec, tf.TensorSpec)]
-        try:
-            reduce(tf.TensorShape.merge_with, shapes, tf.TensorShape(None))
-        except ValueError as error:
-            raise ValueError(
-                f"batches of several sizes need datasets of one shape, got {shapes}: map the "
-                f"datasets to one shape, for example by tf.image.resize"
-            ) from error
+    shapes = [spec.shape for spec in tf.nest.flatten(specs) if isinstance(spec, tf.TensorSpec)]
+    if not all(shape.is_fully_defined() for shape in shapes):
+        raise ValueError(
+            f"batches of several sizes need datasets of one static shape, got {shapes}: map the "
+            f"datasets to one shape, for example by tf.image.resize"
+        )
 
 
 class _ChoosingLoader(DatasetLoader[Any]):
@@ -139,7 +129,7 @@ class ElementSource(GraphSource):
     def __init__(self, loader: Any, choices: Choices, datasets: Any, *options: Any) -> None:
         super().__init__(loader, choices.sampler)
         self._choices, self._datasets = choices, datasets
-        self._spec, self._replay, self._labels = options
+        self._spec, self._replay = options
         # All in one tensor [datasets]: a function that captures 1,000 datasets is slow to trace and
         # to start. `SourceDatasets` are made anew in each pass.
         self._of_feed = isinstance(datasets, SourceDatasets)
@@ -168,26 +158,21 @@ class ElementSource(GraphSource):
     def batches_of(
         self, pass_start: tf.Tensor, sizes: tf.Tensor, skipped: tf.Tensor
     ) -> tf.data.Dataset:
-        """Return the dataset of the (position, batch) of a pass; `batch` may have labels."""
+        """Return the dataset of the (position, batch) of a pass."""
         chosen = generator_dataset(self.numbers, _NUMBERS_SPEC, (pass_start,)).unbatch()
         variants = tf.unstack(self._variants_of(pass_start, skipped), len(self._datasets))
         elements = tf.data.Dataset.choose_from_datasets(
             [tf.data.experimental.from_variant(variant, self._spec) for variant in variants], chosen
         )
-        batches = self._batched(elements, sizes)
-        if self._labels:
-            batches = tf.data.Dataset.zip((batches, self._batched(chosen, sizes)))
+        if self.sampler.fixed_size is not None:
+            batches = elements.batch(self.sampler.fixed_size, drop_remainder=True)
+        else:
+            # `rebatch` joins and splits batches. From batches of 1, it reads just the elements that
+            # it needs. From larger ones, it would also read an element of the next batch, and if
+            # that failed, this batch would fail.
+            batches = elements.batch(1).rebatch(sizes)
         numbered = batches.take(self.steps - pass_start[1]).enumerate(pass_start[1])
         return numbered.map(lambda step, batch: (tf.concat([pass_start, step[None]], 0), batch))
-
-    def _batched(self, elements: tf.data.Dataset, sizes: tf.Tensor) -> tf.data.Dataset:
-        """Stack elements to batches of these sizes."""
-        if self.sampler.fixed_size is not None:
-            return elements.batch(self.sampler.fixed_size, drop_remainder=True)
-        # `rebatch` joins and splits batches. From batches of 1, it reads just the elements that it
-        # needs. From larger ones, it would also read an element of the next batch, and if that
-        # failed, this batch would fail.
-        return elements.batch(1).rebatch(sizes)
 
     def _variants_of(self, pass_start: tf.Tensor, skipped: tf.Tensor) -> tf.Tensor:
         """Return the datasets that a pass reads, as a variant tensor [datasets].
@@ -214,47 +199,3 @@ class ElementSource(GraphSource):
             f".repeat() to the dataset, or make epochs shorter by batches_per_epoch of the sampler"
         )
         yield  # of a generator
-
-
-class NumberSource(GraphSource):
-    """The batches of a `Selector`, numbers of sources, read by a graph."""
-
-    def __init__(self, selector: Selector) -> None:
-        super().__init__(selector, selector.choices.sampler)
-        self._choices = selector.choices
-
-    def elements(self) -> tf.data.Dataset:
-        numbers = tf.TensorSpec([self.sampler.fixed_size], tf.int64)
-        return generator_dataset(self.read_pass, (POSITION_SPEC, numbers))
-
-    def read_pass(self) -> Iterator[tuple[Int64s, Int64s]]:
-        """Start a pass, and yield the position and the numbers of each of its steps."""
-        epoch, start, _ = pass_start = self.start_pass()
-        batches = chain.from_iterable(self._choices.chunks(epoch, start, self.steps))
-        for step, numbers in enumerate(batches, start):
-            yield np.array([*pass_start, step]), numbers
-
-
-def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
-    """Make a dataset that says from which source each record of a batch comes.
-
-    A source is a dataset of your own, with the records of one class or set. Source n is for class n
-    or set n of the sampler. A `Selector` is a loader whose batches are source numbers. Each element
-    of this dataset is such a batch: int64[batch], the number of the source of each record.
-
-    `selector_dataset(selector).unbatch()` is a choice dataset for
-    `tf.data.Dataset.choose_from_datasets`.
-
-    Each iteration runs from the selector's position to the end of the epoch, as those of
-    `TensorFlowLoader.dataset`.
-
-    >>> from twinfeed.loaders import Selector
-    >>> from twinfeed.loaders.tensorflow import selector_dataset
-    >>> from twinfeed.samplers import PKBatchSampler
-    >>> selector = Selector(PKBatchSampler.of_classes(3, p=2, k=2, seed=0), 3)
-    >>> for numbers in selector_dataset(selector):
-    ...     print(numbers.numpy())
-    [1 1 0 0]
-    [2 2 1 1]
-    """
-    return dataset_of(NumberSource(selector), prefetch=1)
