@@ -6,9 +6,7 @@ from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
-from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.loop.run import Run
-from twinfeed.loaders.support import system
 from twinfeed.loaders.tensorflow._callbacks import registered_objects
 
 
@@ -58,11 +56,3 @@ class OriginalErrors(AbstractContextManager[None]):
                 if f"{type(original).__name__}: {original}" in error.message:
                     owner.raised.remove(original)
                     raise original from error
-        # A dataset of the user has failed, for which no Python method was called.
-        if "Too many open files" in error.message:
-            raise LoaderError(
-                f"this process may open {system.file_limit()} files, and the loader of choose(…) "
-                f"keeps the files of each dataset open after its first element",
-                advice="raise `ulimit -n`, or index the files (build_index) and take a "
-                "TensorFlowLoader, which opens few at a time",
-            ) from error

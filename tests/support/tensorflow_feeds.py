@@ -1,10 +1,6 @@
 """What the tests of the TensorFlow backend share."""
 
 import hashlib
-import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -47,17 +43,6 @@ def loader(
     readahead = feed.pop("readahead", batches.readahead)
     made = Feed(index, sampler, **feed)
     return TensorFlowLoader(made, prefetch=prefetch, device="/CPU:0", readahead=readahead)
-
-
-@contextmanager
-def few_files(number: int) -> Iterator[None]:
-    """Let this process open so many more files."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + number, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def decode(sample: dict[str, Any]) -> dict[str, Any]:
