@@ -194,11 +194,8 @@ def _to_display(image: Array) -> Array:
 
 
 def _row_sizes(labels: Array | None, count: int) -> list[int]:
-    """Return the number of images in each row of a contact sheet of `count` images.
-
-    `labels` are those of the images, in order. If the images of each class follow one another, and
-    each class has several, a row has the images of one class: labels [7, 7, 4, 4, 4] give the sizes
-    [2, 3]. Otherwise the sheet is about square.
+    """Return the number of images in each row: the images of each class, if they follow one
+    another, as [2, 3] of labels [7, 7, 4, 4, 4]. Otherwise the sheet is about square.
     """
     if labels is not None and count:
         starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))  # where the label changes

@@ -55,10 +55,8 @@ class CoverageBatches:
         self._cache: FifoCache[_EpochTable] = FifoCache(2)
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return the record ids of one rank in these training steps of one epoch, concatenated.
-
-        A batch is P chunks, and a chunk is K records of one class. A rank gets `P / world_size` of
-        the chunks of each batch. With `by_class`, class indices are returned in place of ids.
+        """Return the record ids of one rank in these training steps of one epoch, concatenated;
+        with `by_class` class indices.
         """
         epoch = int(steps[0]) // self.steps  # the same for all steps
         table = self._cache.get(epoch, lambda: self._epoch_table(epoch))
@@ -71,15 +69,8 @@ class CoverageBatches:
         return self._record_ids(epoch, classes, indices).reshape(-1)
 
     def _record_ids(self, epoch: int, classes: Int64s, indices: Int64s) -> Int64s:
-        """Return record ids, int64[n, K], from indices into the records that an epoch uses.
-
-        Row i of `indices` is for class `classes[i]`. An epoch may use only some records of a class.
-        Each epoch leaves out other records: if 4 of the records a b c d e are used::
-
-            index      0 1 2 3
-            epoch 0    a b c d
-            epoch 1    b c d e
-            epoch 2    c d e a
+        """Return record ids, int64[n, K], from indices into the records that an epoch uses. Each
+        epoch leaves out others: of a b c d e, it uses a b c d, then b c d e, then c d e a.
         """
         class_size = self._classes.sizes[classes][:, None]  # [[5]] in the example
         num_left_out = class_size - self._records_used[classes][:, None]  # [[1]]
@@ -87,19 +78,9 @@ class CoverageBatches:
         return self._classes.record_ids(classes[:, None], index_in_class)
 
     def _chunks_of_rank(self, epoch: int, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return the numbers of the chunks that one rank gets in these steps, int64[chunks].
-
-        A chunk is K records of one class, and a batch is P chunks. The chunks of an epoch are
-        numbered class by class, and are laid out in a table with a column for each batch. Here are
-        3 batches of P = 4, and the classes a to e of the chunks::
-
-            0  1  2      a a a
-            3  4  5      b b b
-            6  7  8      c c d
-            9 10 11      d e e
-
-        Each step gets a random column, and each rank an equal part of the column's rows, in an
-        order that is random for each step. The comments are for rank 1 of 2 in two steps.
+        """Return the chunks that one rank gets in these steps, by their numbers in the epoch's
+        table. Each step gets a random column, and each rank a part of its rows, in random order.
+        The comments are for rank 1 of 2 in two steps, of 3 batches of P = 4.
         """
         column = permute(self.steps, derive(self._key, epoch, _COLUMN_ORDER), steps)  # [2, 0]
         # If the rows of the two columns are in the order 0 2 3 1 and 3 1 0 2, the rank gets those
@@ -111,11 +92,7 @@ class CoverageBatches:
         return (row * self.steps + column[:, None]).reshape(-1)  # [11, 5, 0, 6]
 
     def _epoch_table(self, epoch: int) -> _EpochTable:
-        """Number the chunks of an epoch class by class, with the classes in random order.
-
-        A chunk is K records of one class. If the order is 2 0 1, and the classes 0, 1 and 2 have 3,
-        1 and 2 chunks, class 2 has the chunks 0 1, class 0 has 2 3 4, and class 1 has 5.
-        """
+        """Number the chunks of an epoch class by class, with the classes in random order."""
         num_chunks = self._chunk_counts(epoch)  # of each class: [3, 1, 2]
         order_key = derive(self._key, epoch, _CLASS_ORDER)
         class_order = permute(len(num_chunks), order_key, np.arange(len(num_chunks)))  # [2, 0, 1]
@@ -125,18 +102,9 @@ class CoverageBatches:
         return _EpochTable(class_order, bounds, FairSubsets(self._records_used, self._k, chunk_key))
 
     def _chunk_counts(self, epoch: int) -> Int64s:
-        """Return how many chunks each class has in an epoch, int64[classes].
-
-        A chunk is K records of one class, and a batch is P chunks. `_num_chunks` has the usual
-        number of chunks of each class. If these are more chunks than the batches have, each epoch
-        leaves out `_num_adjusted` of them; if they are fewer, it adds so many. The classes that
-        have a chunk less (or more) are the next ones in the list `_adjustable`, cyclically.
-
-        In the comments, `_num_chunks` is [3, 2, 2], but 3 batches of P = 2 have 6 chunks. So one is
-        left out in each epoch, here in epoch 3::
-
-            epoch          0  1  2  3  4  5  6
-            _adjustable    0  0  0  1  1  2  2    the class with a chunk less
+        """Return how many chunks each class has in an epoch: a chunk less (or more) than usual for
+        the next classes of `_adjustable`, cyclically. The comments have chunks [3, 2, 2], of which
+        6 are used, in epoch 3.
         """
         first = epoch * self._num_adjusted  # 3
         index = np.arange(first, first + self._num_adjusted) % len(self._adjustable)  # [3]
@@ -153,33 +121,15 @@ class _EpochTable(NamedTuple):
     record_subsets: FairSubsets  # the records of the chunks of each class
 
     def locate(self, chunks: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the class of each chunk, and its index among the chunks of the class, int64[n].
-
-        Chunks are numbered class by class, with the classes in random order. If class 2 has the
-        chunks 0 1, and class 0 the chunks 2 3 4, chunk 4 is of class 0, at index 2.
-        """
+        """Return the class of each chunk, and its index among the chunks of the class, int64[n]."""
         i = np.searchsorted(self.bounds, chunks, side="right") - 1
         return self.class_order[i], chunks - self.bounds[i]
 
 
 def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
-    """Return the largest number of batches that use no record twice, and the chunks in them.
-
-    `sizes` has the number of records of each class. A chunk is K records of one class, and a batch
-    is P chunks of different classes. All batches must be full, so each epoch leaves out the chunks
-    that do not fill a batch.
-
-    For example, classes 0, 1 and 2 have 6, 4 and 4 records, P = 2 and K = 2. Their 3, 2 and 2
-    chunks fill 3 batches, and one chunk remains. In epochs 0, 1 and 2 this is a chunk of class 0,
-    in epochs 3 and 4 of class 1, in epochs 5 and 6 of class 2, and then of class 0 again.
-
-    Returns:
-        Three values, in the example 3, [3, 2, 2] and [0, 0, 0, 1, 1, 2, 2]:
-
-        - The number of batches.
-        - The number of chunks of each class, before some are left out.
-        - A list of classes. Each epoch leaves out a chunk of the next class in this list; if more
-          chunks remain, of the next classes. A class is listed once for each of its chunks.
+    """Return the largest number of batches that use no record twice, the chunks of each class, and
+    the classes of which epochs leave out a chunk in turn. The comments have classes of 6, 4 and 4
+    records, P = 2 and K = 2.
     """
     num_full = sizes // k  # full chunks of each class: [3, 2, 2]
     # n batches need P * n chunks. They can use n of each class, since a class is in a batch once.
@@ -190,23 +140,9 @@ def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
 
 
 def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
-    """Return the smallest number of batches that use every record, and the chunks in them.
-
-    A chunk is K records of one class, and a batch is P chunks of different classes. `sizes` has the
-    number of records of each class. So that all batches are full, the smallest classes repeat their
-    records in more chunks than they need. With 10, 2 and 2 records, P = 2 and K = 2::
-
-        class                    0    1    2    all
-        chunks needed            5    1    1    7, but 5 batches have 10
-        with 2 for each class    5    2    2    9, and one more of class 1 or 2
-
-    Returns:
-        Three values, in the example 5, [5, 2, 2] and [1, 2]:
-
-        - The number of batches.
-        - The number of chunks of each class, before some are added to fill all batches.
-        - A list of classes. Each epoch adds a chunk to the next class in this list; if more chunks
-          are missing, to the next classes.
+    """Return the smallest number of batches that use every record, the chunks of each class, and
+    the classes to which epochs add a chunk in turn. The comments have classes of 10, 2 and 2
+    records, P = 2 and K = 2.
     """
     needed = -(-sizes // k)  # chunks of each class, rounded up: [5, 1, 1]
     # Enough batches for all chunks, 7 / 2 rounded up, and for those of class 0, each in another.
@@ -222,8 +158,5 @@ def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
 
 
 def _largest(upper: int, is_possible: Callable[[int], bool]) -> int:
-    """Return the largest n from 0 to `upper` that is possible, by binary search.
-
-    0 is possible, and if n is possible, so are all smaller numbers.
-    """
+    """Return the largest n from 0 to `upper` that is possible, as all smaller ones are."""
     return bisect_left(range(1, upper + 1), True, key=lambda n: not is_possible(n))

@@ -58,21 +58,13 @@ class FairBatches:
         return self._cache.get(phase, lambda: _PhaseSchedule(phase, self))
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return one rank's slices of the batches of consecutive global steps, concatenated.
-
-        A batch of P classes with K record ids each is divided into `world_size` equal slices. P and
-        K may change at some steps: a *phase* is a range of steps with constant P and K.
-        """
+        """Return one rank's slices of the batches of consecutive global steps, concatenated."""
         parts = self._shape.split_by_phase(steps)  # pairs (phase, its steps)
         return np.concatenate([self._ids_in_phase(*part, rank, world_size) for part in parts])
 
     def _ids_in_phase(self, phase: Phase, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return one rank's slices of the batches of these global steps, concatenated.
-
-        All steps have the same P and K: a batch has P classes, and K record ids of each class. A
-        rank gets the ids of `P / world_size` of the classes. If K is random in each step, the
-        largest K (`phase.k`) records are drawn, and the first K of them are returned. In the
-        comments, a rank has one class in two steps, the largest K is 3, and K is 2 and 3.
+        """Return one rank's slices of the batches of these steps of one phase. Of a random K, the
+        largest is drawn first. In the comments, a rank has one class in two steps, of K = 2 and 3.
         """
         start, stop = rank * phase.p // world_size, (rank + 1) * phase.p // world_size
         ids = self._ids_of_classes(phase, steps, start, stop)  # [[[10, 11, 12]], [[20, 21, 22]]]
@@ -83,11 +75,8 @@ class FairBatches:
         return ids[np.broadcast_to(is_taken, ids.shape)]  # [10, 11, 20, 21, 22]
 
     def _ids_of_classes(self, phase: Phase, steps: Int64s, start: int, stop: int) -> Int64s:
-        """Return the record ids of some classes of each batch, int64[steps, stop - start, K].
-
-        A batch has P classes, and K record ids of each class. Only the classes at the indices
-        `start` to `stop - 1` of each batch are returned. The phase is the range of steps in which P
-        and K are constant.
+        """Return the records of the classes `start` to `stop - 1` of each batch, int64[steps, stop
+        - start, K].
         """
         schedule = self._schedule(phase)
         if self.by_class:  # the class index takes the place of each record id
@@ -104,10 +93,8 @@ class FairBatches:
 
 
 class _PhaseSchedule:
-    """The classes and records of the batches of a phase, a range of steps with constant P and K.
-
-    The order of the classes starts at the step at which P changed, and the order of the records of
-    each class at the start of the phase.
+    """The classes and records of the batches of a phase. The order of classes starts where P
+    changed.
     """
 
     def __init__(self, phase: Phase, batches: FairBatches) -> None:
@@ -132,14 +119,8 @@ class _PhaseSchedule:
         self._counts_before_phase = self._count_batches(phase.start)
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
-        """Return the classes of each step's batch, and how many earlier batches have each class.
-
-        If the batches of the phase have the classes 0 2, 1 0 and 1 2, the counts are 0 0, 0 1 and
-        1 1. A phase is a range of steps in which P and K are constant.
-
-        A batch has P classes, all of one super-class (a group of classes). Only the classes at the
-        indices `start` to `stop - 1` are returned, those of one rank. Both arrays are int64[steps,
-        stop - start].
+        """Return the classes at these indices of each step's batch, and how many earlier batches of
+        the phase have each: int64[steps, stop - start].
         """
         # The order of the classes starts where P last changed (`p_start`), which may be before the
         # phase. So count the batches since then, and subtract those before the phase.
@@ -151,12 +132,8 @@ class _PhaseSchedule:
     def _classes_of(
         self, super_class: Int64s, batch_index: Int64s, start: int, stop: int
     ) -> tuple[Int64s, Int64s]:
-        """Return the classes of batches, and how many earlier batches have each class.
-
-        A super-class is a group of classes, and the P classes of a batch are of one super-class.
-        Row i of both arrays, int64[rows, stop - start], is for batch `batch_index[i]` of
-        super-class `super_class[i]`. It has only the classes at the indices `start` to `stop - 1`
-        of the batch.
+        """Return the classes of batches of super-classes, and how many earlier batches have each
+        class, int64[rows, stop - start].
         """
         # The classes are fair subsets of P classes, each class as its index in its super-class.
         classes = self._class_subsets.subsets(super_class, batch_index, start, stop)
@@ -173,16 +150,9 @@ class _PhaseSchedule:
         return classes, num_earlier
 
     def _count_batches(self, step: int) -> Integers:
-        """Return in how many batches before a global step each class is, integers[classes].
-
-        Batches are counted from the last change of P on. The P classes of a batch are of one
-        super-class (a group of classes). The batches of a super-class have all of its classes once
-        (a *traversal*), then all of them again, and so on. So a class is in one batch for each
-        complete traversal, and in one more if it came in the incomplete traversal already. Only the
-        batches of the incomplete traversal are drawn.
-
-        The comments have the values for one super-class of 5 classes, P = 2, and 4 batches: 3 0,
-        2 4, 1 2 and 0 3. The incomplete traversal is 2 0 3, and starts within batch 2.
+        """Return in how many batches since P changed, and before a global step, each class is. Only
+        batches of the incomplete traversal are drawn. The comments have 5 classes, P = 2, and the
+        batches 3 0, 2 4, 1 2 and 0 3.
         """
         if step == self._phase.p_start:  # no batches, as for most samplers
             return np.zeros(len(self._classes), np.int8)
@@ -209,12 +179,8 @@ class _PhaseSchedule:
         return counts
 
     def records(self, classes: Int64s, subset_index: Int64s) -> Int64s:
-        """Return the ids of K records of each class, int64[*classes.shape, K].
-
-        The records of a class are divided into subsets of K, one for each batch that has the class.
-        Return subset `subset_index[i]` of class `classes[i]`, for arrays of any shape. In stored
-        order, each subset has the next K records of the class, cyclically: of 5 records and K = 2,
-        subset 2 has the records 4 and 0. Otherwise the subsets are random.
+        """Return the ids of K records of each class, int64[*classes.shape, K]: a fair subset, or in
+        stored order the next K, cyclically.
         """
         order, k = self._classes, self._phase.k
         class_index, subset_index = classes.reshape(-1), subset_index.reshape(-1)

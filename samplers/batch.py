@@ -179,13 +179,9 @@ class BatchSampler(BatchStream):
         return inner_epoch * self._inner_size + inner_step * self._largest_batch
 
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return the ids of one rank in the batches from step `start` on, concatenated.
-
-        The rank has the slice `batch[lows[i]:highs[i]]` of the batch of step `start + i`.
-
-        With `batches_per_epoch`, an epoch may have another number of batches than an epoch of the
-        inner sampler, from which the ids come. So draw in parts, one for each inner epoch. In the
-        comments, epoch 1 is drawn, epochs have 2 batches, and inner epochs have 3::
+        """Return the ids of one rank in the batches from step `start` on, concatenated: drawn in
+        parts, one for each epoch of the inner sampler. In the comments, epochs have 2 batches and
+        inner epochs 3::
 
             epoch, step          0, 0   0, 1   1, 0   1, 1
             inner epoch, step    0, 0   0, 1   0, 2   1, 0
@@ -200,10 +196,8 @@ class BatchSampler(BatchStream):
         return np.concatenate(parts)
 
     def _draw_inner(self, inner_epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return the ids of one rank in batches of one epoch of the inner sampler, concatenated.
-
-        The comments have the values for rank 1 of 2, 7 ids in 2 batches of 4, `lows` = [2, 2] and
-        `highs` = [4, 4].
+        """Return the ids of one rank in batches of one inner epoch. The comments are for rank 1 of
+        2, 7 ids in 2 batches of 4.
         """
         # Where each batch starts in the epoch: all batches but the last have `_largest_batch` ids.
         batch_starts = (start + np.arange(len(lows))) * self._largest_batch  # [0, 4]
@@ -219,9 +213,7 @@ class BatchSampler(BatchStream):
 
     def _step_text(self, inner_epoch: int, position: int) -> str:
         """Return the epoch and the step of this stream, as text, at a position of an inner epoch.
-
-        Both kinds of epochs divide one sequence of batches. Inner epochs of 10 ids in batches of 4
-        have 3, and epochs 2: position 5 of inner epoch 1 is in batch 4, step 0 of epoch 2.
+        The comments have position 5 of inner epoch 1, of 10 ids in batches of 4, and epochs of 2.
         """
         # All batches but the last of an inner epoch have `_largest_batch` ids.
         batch_number = inner_epoch * self._inner_steps + position // self._largest_batch  # 3 + 1

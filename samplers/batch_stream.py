@@ -98,9 +98,8 @@ class BatchStream(Stream):
 
     @abstractmethod
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return a slice of the batch of each step from `start` on, one slice after the other.
-
-        The slice of the batch of step `start + i` is `batch[lows[i]:highs[i]]`.
+        """Return a slice of each batch from step `start` on, concatenated: of step `start + i` the
+        ids `batch[lows[i]:highs[i]]`.
         """
 
     @abstractmethod
@@ -355,10 +354,8 @@ class BatchStream(Stream):
 
 
 def _num_assigned(num_ids: Int64s, num_ranks: int, world_size: int) -> Int64s:
-    """Return how many of the first `num_ids` ids the first `num_ranks` ranks get, int64[n].
-
-    Ids are assigned to all ranks in turn (round-robin). Of 5 ids, three ranks get 2, 2 and 1, so
-    the first two of them get 4.
+    """Return how many of the first `num_ids` ids the first `num_ranks` ranks get in turn: of 5 ids,
+    the first two of three ranks get 4.
     """
     per_rank, remainder = np.divmod(num_ids, world_size)
     return per_rank * num_ranks + np.minimum(remainder, num_ranks)

@@ -7,10 +7,8 @@ from twinfeed.samplers.types import Int64s
 
 
 def batch_table(title: str, ranks: list[list[Int64s]], samples: Samples) -> str:
-    """Return a table with a row for each step and a column for each rank, below a title.
-
-    A batch is an array of sample ids, and `ranks` are the batches of each rank. `samples` gives the
-    record of each id, and its view: a variant of the record, such as one of its captions.
+    """Return a table of record ids, with their views if there are any: a row for each step and a
+    column for each rank.
     """
     without_views = not any(samples.views(ids).any() for batches in ranks for ids in batches)
 

@@ -101,11 +101,8 @@ class BucketBatchSampler(BatchStream):
 
     def _batch_bounds(self, max_costs: Int64s) -> Int64s:
         """Divide records that are sorted by cost into batches within the budget; return the bounds.
-
-        `max_costs` has the largest cost of the record at each position, ascending. A batch costs
-        its number of records times its largest cost. From position 0 on, each batch takes as many
-        records as the budget allows. With the costs 3 4 4 5 6 6 and a budget of 12, the batches are
-        3 4 4, 5 6 and 6, and the bounds are [0, 3, 5, 6].
+        The comments have the largest costs 3 4 4 5 6 6 at the positions, and a budget of 12: [0, 3,
+        5, 6].
         """
         num_records, multiple = len(max_costs), self._multiple
         # All batch sizes are multiples of `multiple`, which is 1 in the example. Only the first
@@ -146,11 +143,7 @@ class BucketBatchSampler(BatchStream):
         return np.concatenate([self._batch_records(epoch, n)[low:high] for n, low, high in slices])
 
     def _batch_records(self, epoch: int, number: int) -> Int64s:
-        """Return the records of batch `number` of an epoch, in random order, int64[n].
-
-        Each epoch has an order of all records by cost, with some randomness, in which a batch is a
-        range of positions.
-        """
+        """Return the records of batch `number` of an epoch, in random order, int64[n]."""
         start, stop = self._bounds[number : number + 2]
         records = self._records_at(epoch, start, stop)
         # Shuffle them: sort by random words.
@@ -158,12 +151,8 @@ class BucketBatchSampler(BatchStream):
         return records[np.argsort(random, kind="stable")]
 
     def _records_at(self, epoch: int, start: int, stop: int) -> Int64s:
-        """Return the records at the positions `start` to `stop - 1` of an epoch's order.
-
-        The order is by cost, such as the length of a sentence, with some randomness: the sort key
-        of a record is the sum of all costs up to its own, plus a random shift. Most records cost
-        too little or too much to come at these positions. So only the other records, the
-        candidates, are sorted.
+        """Return the records at the positions `start` to `stop - 1` of an epoch's order: by the sum
+        of all costs up to a record's own, plus a random shift. Only the candidates are sorted.
         """
         first, last = self._candidate_range(start, stop)
         candidates = self._records_by_cost[first : last + 1]
@@ -173,27 +162,13 @@ class BucketBatchSampler(BatchStream):
         return sorted_candidates[start - first : stop - first]
 
     def _random_shifts(self, epoch: int, records: Int64s) -> Int64s:
-        """Return a random number from 0 to `_window` for each record, int64[records].
-
-        Each epoch sorts the records by the sum of all costs up to their own, plus this number.
-        """
+        """Return a random number from 0 to `_window` for each record, int64[records]."""
         random = random_words(derive(self._keys["record"], epoch), records)
         return uniform_below(random, self._window + 1)
 
     def _candidate_range(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the first and last record that may come at the positions `start` to `stop - 1`.
-
-        Records are numbered by their costs. Each epoch sorts them by a key: the sum of all costs up
-        to the record, plus a random number from 0 to the window. With costs 1 to 6 and a window of
-        4, the result for the positions 2 and 3 is 1, 3::
-
-            record         0    1    2    3    4    5
-            lowest key     1    3    6    10   15   21    the sum of costs
-            highest key    5    7    10   14   19   25
-
-        Record 0 comes before position 2: its highest key, 5, is below the lowest key of record 2
-        and of all after it. Record 4 comes after position 3: its lowest key, 15, is above the
-        highest key of record 3 and of all before it.
+        """Return the first and last record, in the order of costs, that may come at these
+        positions: its keys, the sum of costs and that plus the window, overlap theirs.
         """
         sums = self._cost_sums
         first = np.searchsorted(sums, sums[start] - self._window)
@@ -204,17 +179,14 @@ class BucketBatchSampler(BatchStream):
 def _largest_costs(costs: Int64s, cost_sums: Int64s, window: int) -> Int64s:
     """Return the largest cost that may come at each position in any epoch, int64[records].
 
-    `costs` are those of the records in ascending order, and `cost_sums` their prefix sums. Each
-    epoch sorts the records by a key: the sum of all costs up to the record, plus a random number
-    from 0 to `window`. With costs 1 to 6 and window 7::
+    A record's key is from the sum of costs to that plus the window. With costs 1 to 6 and window 7,
+    two records have keys of at most 10, so position 1 has one of at most 10: record 3 at most, of
+    cost 4::
 
         record          0    1    2    3    4    5
         lowest key      1    3    6    10   15   21    the sum of costs
         highest key     8    10   13   17   22   28
         largest cost    3    4    4    5    6    6     at this position
-
-    Two records, 0 and 1, have keys of at most 10. So the key at position 1 is at most 10, and its
-    record is one of those whose lowest key is at most 10: the last of these, record 3, costs 4.
     """
     last_record = np.searchsorted(cost_sums, cost_sums + window, side="right") - 1
     return costs[last_record]

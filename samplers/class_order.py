@@ -108,21 +108,15 @@ class ClassOrder:
         return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
 
     def record_ids(self, class_number: Int64s, member: Int64s) -> Int64s:
-        """Return ids of records, int64: record `member[i]` of class `class_number[i]`, from 0 on.
-
-        If class 0 has the records 1 2 4, member 2 of class 0 is record 4. The two arrays are
-        broadcast against each other, as numpy does.
+        """Return the ids of records `member[i]` of class `class_number[i]`, broadcast against each
+        other.
         """
         starts, records = np.asarray(self.starts), np.asarray(self.records)
         ids: Int64s = records[starts[class_number] + member].astype(np.int64)
         return ids
 
     def class_record_pairs(self) -> tuple[Int64s, Int64s]:
-        """Return the class index and the id of each record, class after class.
-
-        Both are int64[records]. Class 0 of the records 1 2 4 and class 1 of the record 0 give the
-        classes 0 0 0 1 and the ids 1 2 4 0.
-        """
+        """Return the class index and the id of each record, class after class: int64[records]."""
         class_index, index_in_class = groups_and_indices(self.sizes)
         return class_index, self.record_ids(class_index, index_in_class)
 
@@ -144,11 +138,7 @@ class ClassOrder:
         return class_of
 
     def subset(self, records: Int64s) -> ClassOrder:
-        """Return the class order of these records only, with the digest of all labels.
-
-        A class order has the record ids sorted by class, the largest class first. This one must
-        have all ids from 0 to n - 1, so that each of the `records` has a class.
-        """
+        """Return the class order of these records only, with the digest of all labels."""
         class_of = self._class_of_records(len(self.records))
         # Sort the indices 0, 1, 2, ... of `records` by class, and replace them by the records.
         return ClassOrder(class_of[records])._with_ids(records, self.digest)
@@ -161,13 +151,8 @@ class ClassOrder:
 def super_class_order(
     order: ClassOrder, super_labels: ArrayLike | None, num_records: int, num_classes: int
 ) -> ClassOrder | None:
-    """Return the first `num_classes` classes sorted by super-class; None without super-labels.
-
-    A super-class is a set of classes: those whose records have the same super-label, such as
-    "animal" for "cat" and "dog". `super_labels` has the super-label of each record.
-
-    A `ClassOrder` sorts items by their labels. Here the items are not records, but classes: if the
-    classes 0 and 2 are animals and class 1 is a plant, `records` of the result is 0 2 1.
+    """Return the first `num_classes` classes sorted by super-class; None without super-labels. The
+    classes take the place of records: if 0 and 2 are animals and 1 a plant, `records` is 0 2 1.
     """
     if super_labels is None:
         return None
@@ -175,10 +160,7 @@ def super_class_order(
 
 
 def _labels_of_classes(order: ClassOrder, super_labels: ArrayLike, num_records: int) -> Int64s:
-    """Return the super-label of each class, as an integer.
-
-    `super_labels` has one for each record. Raise ValueError if they differ within a class.
-    """
+    """Return the super-label of each class; ValueError if those of its records differ."""
     by_record = small_integers(as_labels(super_labels, name="super_labels"))
     if len(by_record) != num_records:
         raise ValueError(f"super_labels must have {num_records} entries, got {len(by_record)}")
@@ -197,19 +179,13 @@ def _labels_of_classes(order: ClassOrder, super_labels: ArrayLike, num_records: 
 
 
 def by_size(sizes: Int64s, first: Integers) -> Int64s:
-    """Return the classes by size, the largest first; classes of equal size by their first record.
-
-    >>> by_size(np.array([1, 3, 1]), np.array([4, 0, 2])).tolist()
-    [1, 2, 0]
-    """
+    """Return the classes by size, the largest first; of equal size by their first record."""
     return np.lexsort((first, -sizes))
 
 
 def small_integers(labels: Array) -> Int64s:
-    """Return each label as an integer from 0 on, in the order of the labels: "b" "a" as 1 0.
-
-    The integers are small enough for `sort_by_label`, which packs a label and a record id into one
-    integer of 63 bits. So integers are only shifted to start at 0, unless they are too large.
+    """Return each label as an integer from 0 on, in the order of the labels, small enough for
+    `sort_by_label`: integers are only shifted, unless they are too large.
     """
     if labels.dtype.kind == "i" and labels.size:
         smallest, largest = int(labels.min()), int(labels.max())
@@ -219,10 +195,9 @@ def small_integers(labels: Array) -> Int64s:
 
 
 def sort_by_label(labels: Int64s) -> tuple[Integers, Int64s]:
-    """Return the record ids sorted by (label, id), and the bounds of each label's records.
-
-    The labels 1 0 1 give the records 1 0 2 and the bounds 0 1 3. Label and id are packed into one
-    integer, as a plain sort takes half the time of an argsort.
+    """Return the record ids sorted by (label, id), and the bounds of each label's records. Both are
+    packed into one integer, as a sort takes half the time of an argsort. The comments have labels 1
+    0 1.
     """
     id_bits = labels.size.bit_length()  # 2
     packed = labels << id_bits  # in binary: [100, 000, 100]

@@ -210,11 +210,8 @@ def _samples_of(
     batch_size: SupportsIndex | None,
     num_records: SupportsIndex | None,
 ) -> tuple[Int64s, Int64s, int]:
-    """Return the record id and the batch index of each sample, and how many records there are.
-
-    The arguments are those of `diagnose`. `stream` is a batch sampler or a sampler, of which one
-    epoch is drawn, or a list of record ids. In a list, `batch_size` ids in a row are a batch, and
-    `num_records` is by default the highest id plus 1. Padding, with the id -1, is left out.
+    """Return the record id and the batch index of each sample, without padding, and how many
+    records there are; the arguments are those of `diagnose`.
     """
     # A loader, which has `set_epoch`, defines `__array__`, only to explain why it is no array.
     is_ids = validate.is_array_like(stream) and not hasattr(stream, "set_epoch")
@@ -247,10 +244,8 @@ def _samples_of(
 
 
 def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int64s]) -> Diagnosis:
-    """Return all statistics of how well a stream of record ids, int64[samples], is shuffled.
-
-    `batch` is the index of each sample's batch, int64[samples], ascending. `groups` has the index
-    of each record's class, shard or block, int64[records]: by "classes", "shards" or "blocks".
+    """Return all statistics of a stream of record ids in batches; `groups` has the class, shard or
+    block of each record.
     """
     first_tenth = ids[: -(-len(ids) // 10)]  # rounded up
     batch_sizes = np.bincount(batch)
@@ -269,10 +264,8 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
 
 
 def _displacement(ids: Int64s, records: int) -> Measure:
-    """Return the mean distance of record ids from stored order, compared with random permutations.
-
-    The sum of the distances is Spearman's footrule. Its mean and variance in random permutations
-    are those of Diaconis and Graham, "Spearman's footrule as a measure of disarray", 1977.
+    """Return the mean distance of ids from stored order, compared with random permutations:
+    Spearman's footrule, with its mean and variance by Diaconis and Graham (1977).
     """
     n = len(ids)
     # The positions in stored order are the ids from 0 to `records - 1`, scaled to positions from 0
@@ -283,14 +276,11 @@ def _displacement(ids: Int64s, records: int) -> Measure:
 
 
 def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
-    """Return the number of distinct groups in each window of `size` consecutive samples.
-
-    `group` is the group of each sample, int64[samples]. Window w starts at sample w, and entry w of
-    the result is for this window. A sample counts in the windows in which it is the first of its
-    group, so each group counts once. With the groups 5 7 7 7 5, and windows of 2 samples::
+    """Return the number of distinct groups in each window of `size` consecutive samples. A sample
+    counts in the windows in which it is the first of its group. With the groups 5 7 7 7 5, and
+    windows of 2::
 
         sample               0    1    2    3    4
-        group                5    7    7    7    5
         counts in windows    0    0 1  2    3    3 4
     """
     samples = np.arange(len(group))
@@ -304,11 +294,7 @@ def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
 
 
 def _previous_of_group(group: Int64s) -> Int64s:
-    """Return for each sample the previous sample of the same group, or -1, int64[samples].
-
-    >>> _previous_of_group(np.array([5, 7, 7, 7, 5])).tolist()
-    [-1, -1, 1, 2, 0]
-    """
+    """Return for each sample the previous sample of the same group, or -1, int64[samples]."""
     # Samples of the same group become neighbours: [0, 4, 1, 2, 3].
     by_group = np.argsort(group, kind="stable")
     before, after = by_group[:-1], by_group[1:]
@@ -318,12 +304,7 @@ def _previous_of_group(group: Int64s) -> Int64s:
 
 
 def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
-    """Return the mean number of distinct groups in batches, compared with random batches.
-
-    A group is a class, shard or block. `counts` has the number of distinct groups in each batch of
-    `size` records, and `group` the group number of each record of the data. A random batch is
-    drawn uniformly from all records, without replacement.
-    """
+    """Return the mean number of distinct groups in batches, compared with random batches."""
     n = len(group)
     # Groups of the same size are equally likely: how many groups there are of each size.
     group_sizes, num_groups = np.unique(np.bincount(group), return_counts=True)
@@ -339,9 +320,8 @@ def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
 
 
 def _probability_missing(n: int, group_size: int, batch_size: int) -> float:
-    """Return the probability that a random batch of n records has no record of a group.
-
-    It is C(n - group_size, batch_size) / C(n, batch_size), here by logarithms of factorials.
+    """Return the probability that a random batch of n records has no record of a group: C(n -
+    group_size, batch_size) / C(n, batch_size).
     """
     if group_size + batch_size > n:
         return 0.0
@@ -350,10 +330,7 @@ def _probability_missing(n: int, group_size: int, batch_size: int) -> float:
 
 
 def _correlation(ids: Int64s) -> float:
-    """Return Spearman's rank correlation of position and id; equal ids share their mean rank.
-
-    It is the correlation of the positions with the ranks of the ids in ascending order.
-    """
+    """Return Spearman's rank correlation of position and id; equal ids share their mean rank."""
     _, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
     if len(counts) < 2:
         return 0.0

@@ -56,11 +56,7 @@ _INT = (int, np.integer)
 
 
 def group_numbers(values: ArrayLike, num_records: int) -> Integers:
-    """Return a number for the group of each record, int[n]; -1 if it has none (None, "" or -1).
-
-    Strings, and integers that may be hashes, are numbered in the order in which they first come.
-    An array of strings would have the length of the longest one for every record.
-    """
+    """Return a number for the group of each record, int[n]; -1 if it has none (None, "" or -1)."""
     if isinstance(values, np.ndarray) and hasattr(values, "mask"):
         values = values.tolist()  # None where masked
     if not validate.is_array_like(values) or isinstance(values, (str, bytes)):
@@ -327,10 +323,8 @@ class DistinctGroupsSampler(Sampler):
 
 
 def _repair(batch_before: Int64s, batch: Int64s, groups_before: Int64s, groups: Int64s) -> None:
-    """Change a row's batches so that a group that goes on from the row before meets none again.
-
-    A batch that has the group already changes indices with one that has not, of an entry of another
-    group.
+    """Change a row's batches so that a group that goes on from the row before meets none again:
+    they change indices with batches that have not the group.
     """
     is_used = np.isin(batch, batch_before[groups_before == groups[0]])
     is_group = groups == groups[0]
@@ -340,18 +334,15 @@ def _repair(batch_before: Int64s, batch: Int64s, groups_before: Int64s, groups: 
 
 
 def _skip(gaps: Int64s, numbers: Int64s) -> Int64s:
-    """Return numbers of what is left as numbers of all, where `gaps` are taken out.
-
-    `gaps[i]` is how many are left before the one that is taken out as number i.
+    """Return numbers of what is left as numbers of all; `gaps[i]` are left before the one that is
+    out as number i.
     """
     return numbers + np.searchsorted(gaps, numbers, side="right")
 
 
 def by_group(order: ClassOrder, groups: Integers) -> tuple[ClassOrder, ClassOrder]:
-    """Return the groups of each class, and the records of each group of a class.
-
-    In the first `ClassOrder`, the groups of a class take the place of its records: their numbers
-    are the "classes" of the second. A record without a group is a group by itself.
+    """Return the groups of each class, in the place of its records, and the records of each of
+    them. A record without a group is a group by itself.
     """
     class_index, record = order.class_record_pairs()
     group = np.asarray(groups)[record].astype(np.int64)

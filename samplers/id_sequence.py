@@ -129,10 +129,7 @@ class IdSequence(Sequence[int]):
         return ids
 
     def _draw(self, numbers: Int64s) -> Int64s:
-        """Return the ids at these indices into the sequence of the ids of all epochs.
-
-        The sequence has one epoch after the other, and a sampler is drawn for one epoch at a time.
-        """
+        """Return the ids at these indices into the ids of all epochs, an epoch at a time."""
         epochs, positions = np.divmod(numbers, max(1, self.epoch_length))
         ids = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():

@@ -15,14 +15,8 @@ from twinfeed.samplers.types import Int64s
 class IdPass(Pass, Iterator[int]):
     """An iteration over one epoch's ids of a sampler, as Python ints, with a state.
 
-    The ids are drawn in chunks: one id at first, then twice as many each time. Its position is
-    computed when it is needed, not counted with each id, which would be slow.
-
-    Args:
-        sampler: the sampler, whose position this moves.
-        positions_from: returns the positions of an epoch that the sampler reads, from one on: all,
-            or those of one rank.
-        draw: returns the ids at positions of an epoch.
+    Args: sampler: the sampler, whose position this moves. positions_from: returns the positions of
+    an epoch that it reads, from one on. draw: returns the ids at positions of an epoch.
     """
 
     def __init__(
@@ -60,12 +54,7 @@ class IdPass(Pass, Iterator[int]):
         return next(self._ids)
 
     def position(self) -> int:
-        """Return the position of the next id, which counts the ids that all ranks have read.
-
-        One of two ranks, which started at position 0, reads the positions 0 2 4 and so on: after 3
-        ids it is at position 6. At its end, this is the end of the epoch, also if ids were left
-        out.
-        """
+        """Return the position of the next id, which counts the ids that all ranks have read."""
         assert self._positions is not None  # the iteration has started
         # `length_hint` of an iterator over a list is the number of elements that remain.
         num_returned = self._num_drawn - length_hint(self._ids)
@@ -74,10 +63,7 @@ class IdPass(Pass, Iterator[int]):
         return self.step + num_returned * self._positions.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last id returned, as a state of the sampler.
-
-        Before the first id, it is the position at which the sampler will start an iteration.
-        """
+        """Return the position after the last id returned, as a state of the sampler."""
         cursor = self._sampler._cursor
         if self._positions is None:
             return cursor.stream.state_at(*cursor._next_start(from_start=True))

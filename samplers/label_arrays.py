@@ -13,11 +13,8 @@ from twinfeed.samplers.types import Array
 
 
 def labels_of(data: Any) -> Any:
-    """Return the labels in a data set of `twinfeed.loaders`; any other argument unchanged.
-
-    `data` is the first argument of a sampler. A user may pass the labels themselves, or an object
-    that has a label for each record: an index, which lists the records of files, or a source, which
-    reads records and may have a column of labels.
+    """Return the labels of an index or a source of `twinfeed.loaders`; any other argument
+    unchanged.
     """
     # An index and a source are recognised by their attribute `digests`. (`isinstance` would need an
     # import of `twinfeed.loaders`, on which samplers must not depend.)
@@ -64,10 +61,7 @@ def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] |
 
 
 def _strings_or_integers(name: str, values: list[Any]) -> Array:
-    """Return a list of labels as an array, after checking that all are str, or all are integers.
-
-    `name` is the name of the argument, for errors.
-    """
+    """Return a list of labels as an array, after checking that all are str, or all are integers."""
     if not any(isinstance(value, str) for value in values):
         check_types(name, "integers or strings", values, (int, np.integer))
         return np.array(values)
@@ -81,10 +75,8 @@ def _strings_or_integers(name: str, values: list[Any]) -> Array:
 def check_types(
     name: str, expected: str, values: Sequence[Any], types: type | tuple[type, ...]
 ) -> None:
-    """Raise TypeError unless all values of argument `name` are of these types.
-
-    The message says what was expected, such as "integers or strings", and lists the first five
-    values that are not.
+    """Raise TypeError, naming the first five others, unless all values of `name` are of these
+    types.
     """
     wrong = [index for index, value in enumerate(values) if not isinstance(value, types)]
     if wrong:

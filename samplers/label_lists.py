@@ -16,9 +16,7 @@ _LISTS = (list, tuple, np.ndarray)  # no sets: their order differs from process 
 
 
 def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
-    """Return the number of labels of each record, and all labels, record after record.
-
-    `[["a"], ["a", "b"]]` gives the counts [1, 2] and the labels a, a, b. The result is None if
+    """Return the number of labels of each record, and all labels, record after record; None if
     there is one label for each record instead of a list.
     """
     is_list = isinstance(labels, (list, tuple))
@@ -34,16 +32,8 @@ def class_order_of_lists(
 ) -> tuple[ClassOrder, Array]:
     """Return records that may have several labels, sorted by class, and the label of each class.
 
-    A record is in the class of each of its labels. `counts` is the number of labels of each record,
-    and `labels` are all labels, record after record. With `record_ids`, only these records are in
-    the class order.
-
-    A `ClassOrder` sorts items of one label each. So sort the pairs (record, label) by label, then
-    replace each pair by its record. If record 0 has the labels a b, and record 1 the label a::
-
-        pair               0  1  2        pairs by label    0  2  1
-        label              a  b  a        label             a  a  b
-        record             0  0  1        record            0  1  0
+    The pairs (record, label) are sorted by label, then each is replaced by its record. In the
+    comments, record 0 has the labels a b, and record 1 the label a.
     """
     record_of_pair, _ = groups_and_indices(counts)  # [0, 0, 1]
     pairs = ClassOrder(labels)  # the pairs 0 2 1: class a has 0 2, and class b has 1

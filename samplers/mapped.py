@@ -34,11 +34,7 @@ class MappedArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 def as_mapped(array: Array) -> Array:
-    """Return a read-only view of an array: a `MappedArray` if the array is mapped from a file.
-
-    A `MappedArray` is pickled as the path, and the identity of the file (inode, size,
-    time of the last change), so that another process does not map a file that was replaced.
-    """
+    """Return a read-only view of an array: a `MappedArray` if the array is mapped from a file."""
     location = _path_and_offset(array)
     if location is None:  # in memory
         view = array.view()
@@ -75,10 +71,7 @@ def is_increasing(array: Array, *, strictly: bool = True) -> bool:
 
 
 def _path_and_offset(array: Array) -> tuple[str, int] | None:
-    """Return the path and the byte offset of a mapped array; None for an array in memory.
-
-    An array is mapped if it is a view of an `np.memmap`, however many views are in between.
-    """
+    """Return the path and the byte offset of a mapped array; None for an array in memory."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
@@ -101,10 +94,8 @@ def _identity_of(file: str | int) -> tuple[int, ...]:
 
 
 def _is_deleted(address: int) -> bool:
-    """Return whether the file mapped at this memory address was deleted or replaced; only on Linux.
-
-    Linux lists the mapped files of a process in /proc/self/maps, in lines "start-end … path", with
-    hexadecimal addresses. The line of a deleted file ends in "(deleted)".
+    """Return whether the file mapped at this address was deleted or replaced, as /proc/self/maps
+    says.
     """
     with suppress(OSError), open("/proc/self/maps") as mappings:
         ranges = [line.split()[0].split("-") for line in mappings if line.endswith("(deleted)\n")]
@@ -113,12 +104,7 @@ def _is_deleted(address: int) -> bool:
 
 
 def _check_unchanged(path: str, file: str | int, identity: tuple[int, ...]) -> None:
-    """Raise OSError if a file was written or replaced after an array mapped it.
-
-    `identity` is the identity of the file when it was mapped (inode, size, time of the last
-    change); () if it was deleted. `file` is the file's path or descriptor, and `path` is for the
-    error message.
-    """
+    """Raise OSError if a file was written or replaced after an array mapped it."""
     if not identity or _identity_of(file) != identity:
         raise OSError(errno.ESTALE, "the file changed after an array mapped it: start again", path)
 
@@ -126,12 +112,7 @@ def _check_unchanged(path: str, file: str | int, identity: tuple[int, ...]) -> N
 def _map(
     location: tuple[str, int], identity: tuple[int, ...], dtype: Any, shape: Any, order: Any
 ) -> Array:
-    """Map an array from a file, in the process that unpickles a `MappedArray`.
-
-    The array was pickled as its location: the path of the file, and the offset of its first byte.
-    `identity` is that of the file when it was first mapped (inode, size, time of the last change):
-    OSError if the file was changed since then. `order` is "C" or "F", as numpy has it.
-    """
+    """Map an array from a file, in the process that unpickles a `MappedArray`."""
     path, offset = location
     with open(path, "rb") as file:
         _check_unchanged(path, file.fileno(), identity)

@@ -177,11 +177,8 @@ class MixtureSampler(Sampler):
         return np.searchsorted(self._id_bounds, ids, side="right") - 1
 
     def for_batches(self, batch_size: int, num_steps: int) -> MixtureSampler:
-        """Return a copy of this mixture for `num_steps` batches an epoch, each of `batch_size`.
-
-        In the copy, no batch has a record twice, where this is possible. A sampler may start an
-        epoch in the middle of a batch, which then has the end of its previous epoch, too. So the
-        first samples of each epoch may be reordered.
+        """Return a copy of this mixture for batches, in which no batch has a record twice where
+        possible: the first samples of each sampler's epoch may be reordered.
         """
         mixture = copy.copy(self)
         mixture._batch_size = batch_size
@@ -195,10 +192,8 @@ class MixtureSampler(Sampler):
         return mixture
 
     def _can_reorder(self, max_counts: Int64s) -> Bools:
-        """Return whether the start of a sampler's epochs can be reordered, of `max_counts`' shape.
-
-        It cannot if a sampler repeats records, or if an epoch is too short. `max_counts` has the
-        most samples of each sampler in a batch, int64[sets of weights, samplers].
+        """Return whether the start of a sampler's epochs can be reordered: unless a sampler repeats
+        records, or an epoch is too short for the most samples of a batch, `max_counts`.
         """
         # The first `max_counts` samples of an epoch are reordered. Before them, a batch may have up
         # to `max_counts - 1` samples of the previous epoch, which must stay where they are. So an
@@ -211,11 +206,7 @@ class MixtureSampler(Sampler):
         return is_long_enough & (~repeats | is_mixture)
 
     def _interleave_for(self, batch_size: int, num_steps: int) -> InterleaveSchedule:
-        """Return the number of the sampler of each sample of all epochs, as an endless sequence.
-
-        If weights change at training step 4, which is step 1 of epoch 1, and epochs have 9 samples
-        in 3 steps, they change at position 9 + 3.
-        """
+        """Return the number of the sampler of each sample of all epochs, as an endless sequence."""
         # A random key for the first weights, and for the weights from each change on.
         changes_key = root_key(self.seed, "mixture changes")
         keys = [self._key, *(derive(changes_key, step) for step in self._weights.starts[1:])]
@@ -254,10 +245,8 @@ class MixtureSampler(Sampler):
         return np.stack(chunks)[pair, offset]
 
     def _reorder_starts(self, sampler_number: Int64s, sample_index: Int64s) -> Int64s:
-        """Return `sample_index`, int64[n], without a record twice in a batch where an epoch starts.
-
-        Sample i of the mixture is sample `sample_index[i]` of sampler `sampler_number[i]`, counted
-        over all epochs of this sampler.
+        """Return the indices of samples in their samplers, without a record twice in a batch where
+        an epoch starts.
         """
         lengths = self._lengths[sampler_number]
         epoch, position = np.divmod(sample_index, lengths)
@@ -274,12 +263,9 @@ class MixtureSampler(Sampler):
         return new_index
 
     def _reordered_start(self, sampler_number: int, epoch: int) -> Int64s:
-        """Return a new order of the first samples of a sampler's epoch: positions in the epoch.
-
-        The batch in which the epoch starts may have the end of the previous epoch, too. Samples
-        whose records are in the batch already move back. Say the previous epoch ends with record 3,
-        the next one starts with the records 3 2 5, and the batch has the first of these: the new
-        order 1 0 2 gives it record 2. The comments have the values of this example.
+        """Return a new order of the first samples of a sampler's epoch, as positions: those whose
+        records are in the batch already move back. In the comments, record 3 ends the old epoch,
+        and 3 2 5 begin the new one.
         """
         sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])
         # `_max_reordered` has a row for each set of weights. The result has the largest number of
@@ -301,29 +287,19 @@ class MixtureSampler(Sampler):
         return order
 
     def _samples_in_batch(self, sampler_number: int, position: int) -> tuple[int, int]:
-        """Return the first sample of a sampler in the batch that has this position, and the stop.
-
-        Samples are counted over all epochs of the sampler.
-        """
+        """Return the first sample of a sampler in the batch around this position, and the stop."""
         first, stop = (self._interleave.num_before(bound) for bound in self._batch_around(position))
         return int(first[sampler_number]), int(stop[sampler_number])
 
     def _batch_around(self, position: int) -> tuple[int, int]:
-        """Return the bounds of the batch that has this position of all epochs of the mixture.
-
-        In epochs of 8 samples and batches of 3, position 7 is in (6, 8), and position 9 in (8, 11).
-        """
+        """Return the bounds of the batch that has this position of all epochs of the mixture."""
         epoch, position_in_epoch = divmod(position, self._samples)
         start = position - position_in_epoch % self._batch_size
         return start, min(start + self._batch_size, (epoch + 1) * self._samples)
 
 
 def _check_mixable(sampler: Sampler) -> Sampler:
-    """Return a sampler if it can be mixed with others; otherwise raise ValueError.
-
-    A sampler that reuses records would keep them while samples of others come. One that changes at
-    a training step does not know how many samples of each batch a mixture takes from it.
-    """
+    """Return a sampler if it can be mixed with others; otherwise raise ValueError."""
     problem = ""
     if not len(check_sampler(sampler, name="each of orders")):
         problem = "be empty"
@@ -337,12 +313,8 @@ def _check_mixable(sampler: Sampler) -> Sampler:
 
 
 def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, Bools, Int64s]]:
-    """Yield (sampler number, mask, own ids) for each sampler of a mixture that has any of the ids.
-
-    A mixture numbers the ids of its samplers one sampler after the other: `bounds[i]` to
-    `bounds[i + 1] - 1` are of sampler i. `ids[mask]` are the ids of the sampler, and its own ids
-    are the same, counted from 0. With bounds 0 3 5, the ids 4 1 3 give (0, [False, True, False],
-    [1]) and (1, [True, False, True], [1, 0]).
+    """Yield (sampler number, mask, own ids) for each sampler of a mixture that has any of the ids:
+    `bounds[i]` to `bounds[i + 1] - 1` are of sampler i, and its own ids count from 0.
     """
     ids = np.asarray(ids, dtype=np.int64)
     sampler = np.searchsorted(bounds, ids, side="right") - 1
@@ -352,10 +324,7 @@ def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, Bools, Int64
 
 
 def _draw_chunk(sampler: Sampler, chunk: int) -> Int64s:
-    """Return chunk number `chunk` of the ids of all epochs of a sampler, int64[_CHUNK].
-
-    A sampler is drawn for one epoch at a time, and a chunk may be in several epochs.
-    """
+    """Return chunk number `chunk` of the ids of all epochs of a sampler, int64[_CHUNK]."""
     epoch, position = np.divmod(chunk * _CHUNK + np.arange(_CHUNK), len(sampler))
     epoch_starts = np.flatnonzero(np.diff(epoch)) + 1
     parts = zip(np.split(epoch, epoch_starts), np.split(position, epoch_starts), strict=True)
@@ -365,10 +334,8 @@ def _draw_chunk(sampler: Sampler, chunk: int) -> Int64s:
 def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) -> dict[str, Any]:
     """Return the weights and the samplers of a mixture as fields of its fingerprint.
 
-    A state is loaded only if it was saved with the same fields. A field "… from step 9" is compared
-    only if the state was saved after step 9. So a user may add a sampler B from step 9 on, and
-    earlier states stay valid: only the fields from step 9 on mention B. For samplers A and B with
-    the weights {0: [1, 0], 9: [1, 2]}, the fields are ("orders" is the user's argument)::
+    States saved before step 9 stay valid for a sampler B that joins there: only the fields from
+    step 9 on mention it. For A and B with the weights {0: [1, 0], 9: [1, 2]}, the fields are::
 
         {"weights": [1], "weights from step 9": [1, 2], "orders": [A], "orders from step 9": [B]}
     """
@@ -384,16 +351,8 @@ def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) 
 
 
 def _max_samples_in_batch(weights: Int64s, batch_size: int) -> Int64s:
-    """Return the most samples of each sampler that a batch of a mixture may have, int64[samplers].
-
-    In each period of `sum(weights)` samples, sampler i has `weights[i]`, in any order. A batch is
-    some complete periods, and a part of a period at either end. The two parts together have at most
-    `2 * weights[i]` samples of sampler i, all of its samples of both periods. With weights 2 and 1,
-    a batch of 4 samples has no or one complete period of 3::
-
-        complete periods    size of both parts    first sampler         second sampler
-        0                   4                     0 + min(4, 4) = 4     0 + min(4, 2) = 2
-        1                   1                     2 + min(1, 4) = 3     1 + min(1, 2) = 2
+    """Return the most samples of each sampler that a batch of a mixture may have, int64[samplers]:
+    those of its complete periods, and at most all of two periods, which it has in part.
     """
     period = int(weights.sum())
     max_periods = batch_size // period
@@ -407,10 +366,8 @@ def _max_samples_in_batch(weights: Int64s, batch_size: int) -> Int64s:
 
 
 def _smallest_integers(weights: ArrayLike, count: int) -> Int64s:
-    """Return the smallest integers in proportion to weights: 0.5 and 0.25 become 2 and 1.
-
-    Decimals are exact: 0.7 and 0.3 become 7 and 3. Raise ValueError if there are not `count`
-    weights, or if the sum of the integers is too large: a mixture has a table of this length.
+    """Return the smallest integers in proportion to weights, as exact decimals: 0.7 and 0.3 are 7
+    and 3.
     """
     if np.asarray(weights).dtype.kind != "f":
         weights = validate.counts("weights", weights, minimum=0)

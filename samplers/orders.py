@@ -185,10 +185,8 @@ class Sampler(Stream):
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
         """Return this sampler, or a copy, for `num_steps` batches an epoch, each of `batch_size`.
 
-        `BatchSampler` calls this. By default the ids do not depend on the batches, and the result
-        is the sampler itself. A sampler that changes at training steps is copied, since the copy
-        must compute the step of each position. A subclass raises ValueError if it cannot be divided
-        into such batches.
+        `BatchSampler` calls this. A sampler that changes at training steps computes them in the
+        copy. A subclass raises ValueError if it cannot be divided into such batches.
         """
         if not self.traits.needs_steps:
             return self
@@ -207,14 +205,11 @@ def checked_draw(
     positions: Int64s,
     position_text: Callable[[int, int], str] = "epoch {}, position {}".format,
 ) -> Int64s:
-    """Return `sampler.draw(epoch, positions)`, after checking the ids, int64[positions].
+    """Return `sampler.draw(epoch, positions)`, after checking the ids, as a dataset might accept a
+    wrong one. `position_text(epoch, position)` is for the error.
 
-    A sampler may be a user's class, and a dataset might accept a wrong id (a negative one) and
-    silently return another record. `position_text(epoch, position)` is the text for a position in
-    the error message.
-
-    Raises:
-        ValueError: a wrong number of ids, ids that are not integers, or ids outside `[0, num_ids)`.
+    Raises: ValueError: a wrong number of ids, ids that are not integers, or ids outside `[0,
+    num_ids)`.
     """
     ids = np.asarray(sampler.draw(epoch, positions))
     index, problem = 0, ""
@@ -269,11 +264,7 @@ class RankSampler(Sampler):
         return self._inner_sampler.position_of(state)
 
     def _positions_from(self, start: int) -> range:
-        """Return this rank's positions of an epoch from `start` on: every `world_size`-th.
-
-        Raises:
-            ValueError: `world_size` does not divide their number, and `uneven` is "raise".
-        """
+        """Return this rank's positions of an epoch from `start` on: every `world_size`-th."""
         stop, world_size = len(self._inner_sampler), self.world_size
         remainder = (stop - start) % world_size
         if remainder and self._uneven == "raise":
@@ -296,10 +287,7 @@ class InnerSampler(Sampler):
     _inner_sampler: Sampler
 
     def _set_inner_sampler(self, inner_sampler: Sampler, size: int, expected: str) -> None:
-        """Set the sampler whose ids are mapped; ValueError unless they are ids of `size` records.
-
-        `expected` is what the error says of another size, such as "5 records".
-        """
+        """Set the sampler whose ids are mapped; ValueError unless they are of `size` records."""
         # `num_ids` is None if ids are record ids. Otherwise several ids may be of the same record,
         # such as its captions (views), and cannot be mapped as records. The usual mistake is
         # SubsetSampler(…, order=ViewSampler(…)): the error shows how to nest them.
@@ -329,9 +317,8 @@ class InnerSampler(Sampler):
 
 
 def check_sampler(sampler: Sampler, *, name: str = "order") -> Sampler:
-    """Return a user's sampler; TypeError if it is of another class, sharded or without parameters.
-
-    `name` is the argument by which the user gives it, for the error messages.
+    """Return a user's sampler, argument `name`; TypeError if it is none, sharded or without
+    parameters.
     """
     if not isinstance(sampler, Sampler):
         raise TypeError(

@@ -198,8 +198,8 @@ class PKBatchSampler(BatchStream):
     def _sort_records(
         self, labels: Any, records: ArrayLike | None
     ) -> tuple[ClassOrder, Array | None]:
-        """Return the records to draw from, sorted by class; and the label of each class if records
-        have lists of labels, otherwise None.
+        """Return the records to draw from, sorted by class; and the labels of classes for lists of
+        labels.
         """
         counts_and_labels = label_lists(labels)  # None if each record has one label
         self._several_labels = counts_and_labels is not None
@@ -327,10 +327,7 @@ class PKBatchSampler(BatchStream):
         )
 
     def _record_option(self) -> str | None:
-        """Return the first option that selects certain records of a class; None if none does.
-
-        A loader that reads each class by an iterator takes its next record, so it refuses these.
-        """
+        """Return the first option that selects certain records of a class; None if none does."""
         is_used = {
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
@@ -361,10 +358,7 @@ class PKBatchSampler(BatchStream):
         return sampler
 
     def _check_world(self, world_size: int) -> None:
-        """Raise ValueError unless world_size divides P at every step, as a rank gets whole classes.
-
-        P is the number of classes of a batch.
-        """
+        """Raise ValueError unless world_size divides every P, as a rank gets whole classes."""
         for p in sorted({phase.p for phase in self._shape.phases}):
             if p % world_size:
                 raise ValueError(f"world_size must divide p, got world_size={world_size}, p={p}")

@@ -35,11 +35,8 @@ def add_probe(probe: Callable[[], int], /) -> None:
 
 
 def num_processes() -> int:
-    """Return the number of processes that train together.
-
-    It is the largest of several numbers: that in the environment variable `WORLD_SIZE`, which
-    launchers such as torchrun set, and the results of all probes. A probe is a function of a
-    backend that asks its framework, added by `add_probe`.
+    """Return the number of processes that train together: the largest of `WORLD_SIZE`, which
+    launchers such as torchrun set, and of what the probes find.
 
     >>> num_processes()
     1
@@ -50,11 +47,8 @@ def num_processes() -> int:
 
 
 def check_not_batched(stream: Any, /) -> None:
-    """Raise TypeError if a batch sampler of torch, which batches ids, iterates over a stream.
-
-    A batch sampler is a mistake as `sampler=` of a `DataLoader`: torch would batch its batches, and
-    a dataset of arrays would give batches of another shape, without an error. The caller is known
-    by its module. So other code may iterate, and a `DataLoader(sampler=…, batch_size=None)`.
+    """Raise TypeError if a batch sampler of torch, which batches ids, iterates over a stream: torch
+    would batch its batches, and arrays would give another shape without an error.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame and str(frame.f_globals.get("__name__")).startswith("twinfeed."):
@@ -67,10 +61,7 @@ def check_not_batched(stream: Any, /) -> None:
 
 
 def warn_unsharded(stream: Any, /) -> None:
-    """Warn, once, if there are several processes and each would get every batch of a stream.
-
-    This is so unless `shard` was called, even as `shard(0, 1)`: then `stream.sharded` is true.
-    """
+    """Warn, once, if there are several processes and each would get every batch of a stream."""
     if stream.sharded or _warned:
         return
     ranks = num_processes()

@@ -128,9 +128,8 @@ class Replacements:
     def apply(
         self, stream: BatchStream, first_step: int, batches: list[Int64s], lows: Int64s
     ) -> None:
-        """Replace the bad ids in this rank's slices of the batches from a training step on.
-
-        `lows` says where each slice starts in the global batch.
+        """Replace bad ids in this rank's slices of the batches, which start at `lows` of the global
+        ones.
         """
         whole = copy.copy(stream)
         whole.rank, whole.world_size, whole._replacements = 0, 1, None

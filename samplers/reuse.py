@@ -83,13 +83,8 @@ class ReuseSampler(Sampler):
         )
 
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
-        """Return this sampler, or raise ValueError if a batch could hold a record twice.
-
-        `BatchSampler` calls this for the sampler that it divides into batches. Samples come in
-        rounds: a round has one sample of each of the `live` records that are in the cache. So a
-        batch within a round has no record twice. With live=4, batches of 2 are within rounds. Of
-        batches of 3, the second has the end of a round and the start of the next, which may have
-        the same record.
+        """Return this sampler, or raise ValueError if a batch could hold a record twice: a batch
+        must be within a round, which has one sample of each of the `live` records.
         """
         if self._live % batch_size:
             raise ValueError(
@@ -107,11 +102,8 @@ class ReuseSampler(Sampler):
         return np.asarray(ids, dtype=np.int64) % self._reuse
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the sample id at each of these positions, `record * reuse + use`, int64[n].
-
-        The uses of all records are one sequence: the records in random order, each `reuse` times in
-        a row. `_round_robin` says in which order the sequence is read, so that the uses of a record
-        are in different batches. The comment has an example with 3 uses.
+        """Return the sample id at each of these positions of an epoch, int64[n]. Its uses are one
+        sequence: the records in random order, each `reuse` times in a row, read by `_round_robin`.
         """
         epoch_key = derive(self._key, epoch)
         index = self._round_robin(epoch, derive(epoch_key, 0)).indices_at(positions)
@@ -120,28 +112,17 @@ class ReuseSampler(Sampler):
         return record * self._reuse + use
 
     def _round_robin(self, epoch: int, key: int) -> ShuffledRoundRobin:
-        """Return the order in which an epoch reads the sequence of all uses, record after record.
-
-        The sequence is divided into segments, and each round reads the next use of every segment,
-        in a random order by `key`. `_first_rounds` says in which round the start of each segment is
-        read; the rounds before read the end of the segment.
-        """
+        """Return the order in which an epoch reads the sequence of all uses."""
         return self._cache.get(
             epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=key)
         )
 
 
 def _staggered_first_rounds(bounds: Int64s, reuse: int) -> Int64s:
-    """Return the round that reads the start of each segment, to decode few records at once.
+    """Return the round that reads the start of each segment, so that records are decoded steadily.
 
-    The uses of all records are one sequence, record after record, `reuse` uses each. `bounds`
-    divide it into segments, and each round reads the next use of every segment. A record is decoded
-    at its first use. If all segments started in round 0, some rounds would decode many records, and
-    the others none.
-
-    So segments start in different rounds, and the rounds before read the end of the segment. Here 4
-    records are used 3 times each. The bounds are [0, 6, 12], and the result is [0, 1], so that no
-    round has two first uses::
+    Rounds before it read the end of the segment. 4 records are used 3 times each: with the bounds
+    [0, 6, 12] and the result [0, 1], no round has two first uses::
 
         round       0   1   2   3   4   5
         segment 0   a0  a1  a2  b0  b1  b2
@@ -162,26 +143,15 @@ def _staggered_first_rounds(bounds: Int64s, reuse: int) -> Int64s:
 
 def _first_use_periods(lengths: Int64s, reuse: int) -> Int64s:
     """Return the number of rounds from one first use of a record to the next, in each chain.
-
-    A chain is a few consecutive segments of equal length, which are read side by side, one use of
-    each in a round. With 4 uses of each record and 2 segments of length 6, it is 2 rounds: a0 is
-    read in round 0, c0 in round 2 and b0 in round 4::
-
-        a0 a1 a2 a3 b0 b1
-        b2 b3 c0 c1 c2 c3
-
-    Segment i starts i * length uses after the chain, so it has first uses in the rounds -i * length
-    modulo `reuse`. These are multiples of gcd(length, reuse), as it divides both. The chain ends
-    when i * length is a multiple of `reuse`. Until then, each multiple comes once.
+    Segment i of a chain has first uses in the rounds -i * length modulo `reuse`: multiples of the
+    divisor.
     """
     return np.gcd(lengths, reuse)
 
 
 def _evenly_spread_offsets(periods: Int64s) -> Int64s:
-    """Return an offset within each period, int64[n], spread evenly for equal periods.
-
-    Three events that happen every 6 rounds get the offsets 0, 2 and 4: the first happens in the
-    rounds 0, 6, 12 and so on, the second in the rounds 2, 8, 14 and so on.
+    """Return an offset within each period, int64[n], spread evenly for equal periods: 0, 2 and 4
+    for three periods of 6.
     """
     offsets = np.empty_like(periods)
     for period in np.unique(periods):

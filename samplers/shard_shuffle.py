@@ -148,13 +148,7 @@ class ShardShuffleSampler(Sampler):
     def for_batches(self, batch_size: int, num_steps: int) -> ShardShuffleSampler:
         """Return a copy of this sampler for `num_steps` batches an epoch, each of `batch_size`.
 
-        All blocks in random order are one sequence of records. It is divided into `sections`
-        sections of equal size, and each batch has equally many records of every section, so that
-        ranks with different parts of a batch read different blocks. With two sections, a batch of 6
-        has 3 records of each.
-
-        Raises:
-            ValueError: `batch_size` is not a multiple of the number of sections.
+        Raises: ValueError: `batch_size` is not a multiple of the number of sections.
         """
         if batch_size % self._sections:
             raise ValueError(
@@ -171,11 +165,7 @@ class ShardShuffleSampler(Sampler):
         return len(self._segment_starts)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the record id at each of these positions of an epoch. Both are int64[n].
-
-        The blocks of all shards in random order are one sequence of records. It is divided into
-        segments, which are read side by side. The records of a block are permuted within the block.
-        """
+        """Return the record id at each of these positions of an epoch. Both are int64[n]."""
         tables = self._tables(epoch)
         index = self._indices_at(tables.round_robin, positions)  # into the sequence
         # The first record of the block, the offset of the record in it, and the size of the block.
@@ -186,11 +176,8 @@ class ShardShuffleSampler(Sampler):
         return first_record + offset
 
     def _indices_at(self, round_robin: RoundRobin, positions: Int64s) -> Int64s:
-        """Return the index into the block sequence that is read at each position of an epoch.
-
-        The block sequence has the records of all blocks, block after block in random order. It is
-        divided into sections of equal size, and each batch has equally many records of every
-        section. `round_robin` says in which order the records of a section are read.
+        """Return the index into the sequence of all blocks that is read at each position of an
+        epoch.
         """
         if self._sections == 1:
             return round_robin.indices_at(0, positions)
@@ -201,18 +188,13 @@ class ShardShuffleSampler(Sampler):
         return np.where(positions < self._sections * self._section_size, index, positions)
 
     def _positions_in_sections(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the section of each position of an epoch, and its position within the section.
-
-        The records of an epoch are divided into sections of equal size. Each batch has the next
-        records of section 0, then equally many of section 1, and so on. The last batch has what
-        remains of each section. With two sections of 5 records, and batches of 4::
+        """Return the section of each position of an epoch, and its position within the section; of
+        positions after the sections, that of the last. With two sections of 5 records, and batches
+        of 4::
 
             position            0 1 2 3   4 5 6 7   8 9
             section             0 0 1 1   0 0 1 1   0 1
             section position    0 1 0 1   2 3 2 3   4 4
-
-        Positions after the sections, such as 10 if there are 11 records, get the result of the last
-        position, here 9.
         """
         positions = np.minimum(positions, self._sections * self._section_size - 1)
         # The comments have the values for the positions 6 to 9.
@@ -227,11 +209,7 @@ class ShardShuffleSampler(Sampler):
 
     def draw_groups(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the number of the segment that is read at each position of an epoch, int64[n].
-
-        The records are divided into sections, and a section into segments. A section is read in
-        rounds, which read one record of each segment. Segments are numbered section by section, and
-        within a section in the order in which rounds read them: with 3 segments in each section,
-        position 4 of section 1 is in round 1, at index 1, and so in segment 3 + 1.
+        They are numbered section by section, and within it as rounds read them.
         """
         section, section_position = self._positions_in_sections(positions)
         index_in_round = self._tables(epoch).round_robin.indices_in_round(section_position)
@@ -243,11 +221,7 @@ class ShardShuffleSampler(Sampler):
         return self._cache.get(epoch, lambda: self._compute_tables(epoch))
 
     def _compute_tables(self, epoch: int) -> _EpochTables:
-        """Return the tables of an epoch: its order of blocks, and where segments split blocks.
-
-        All blocks in random order are one sequence of records. It is divided into sections of equal
-        size, and a section into segments, which are read side by side (round-robin).
-        """
+        """Return the tables of an epoch: its order of blocks, and where segments split blocks."""
         block_order = BlockOrder(self._blocks, derive(self._key, epoch, _BLOCKS_KEY))
         split_indices, split_records = self._block_splits(block_order)
         # Each section reads its segments in an order of its own, and so has a key.
@@ -257,21 +231,13 @@ class ShardShuffleSampler(Sampler):
 
     @property
     def _segment_starts(self) -> Int64s:
-        """The start of each segment in the sequence of all records, int64[segments], sorted.
-
-        The sequence is divided into sections of equal size, and each section in the same way into
-        segments. Two sections of 6 records have segments that start at 0, 3, 6 and 9, if those of
-        the first section start at 0 and 3.
-        """
+        """The start of each segment in the sequence of all records, int64[segments], sorted."""
         section_starts = np.arange(self._sections) * self._section_size
         return np.add.outer(section_starts, self._segment_bounds[:-1]).reshape(-1)
 
     def _block_splits(self, block_order: BlockOrder) -> tuple[Int64s, Int64s]:
         """Return where segments start in the middle of a block: as indices and as records, sorted.
-
-        All blocks in random order are one sequence of records, which is divided into segments. If a
-        segment starts in the middle of a block, it splits the block into two parts, which are read
-        at different times. Here segments start at the indices 0 and 6. Index 6 is record 10::
+        Here segments start at the indices 0 and 6::
 
             4 5 6 7 | 8 9   10 11 | 0 1 2 3    blocks
             4 5 6 7   8 9 | 10 11   0 1 2 3    segments
@@ -287,11 +253,8 @@ class ShardShuffleSampler(Sampler):
 
 
 def _part_at(index: Int64s, start: Int64s, stop: Int64s, splits: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the start and the stop of the part of a range that contains an index, int64[n] each.
-
-    Range i is `start[i]` to `stop[i] - 1`, and contains `index[i]`. It is split at the points
-    `splits`, which are sorted. Split at 5 and 8, the range 4 5 6 has the parts 4 and 5 6: the part
-    that contains 6 has the start 5 and the stop 7.
+    """Return the start and the stop of the part of a range that contains an index, if the range is
+    split at the sorted points `splits`, int64[n] each.
     """
     num_splits = np.searchsorted(splits, index, side="right")  # how many are at most the index
     previous_split = np.append(-1, splits)[num_splits]  # -1: there is none
@@ -308,21 +271,12 @@ class _EpochTables(NamedTuple):
     round_robin: RoundRobin  # of the segments
 
     def locate(self, index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the part of a block that contains each index, and the offset in this part.
-
-        All blocks in random order are one sequence of records, and `index` are indices into it. The
-        sequence is divided into segments. If a segment starts in the middle of a block, it splits
-        the block into two parts, which are read at different times.
-
-        The comments have the values for the indices 5 and 6 of this sequence, the records 9 and 10.
-        The segment that starts at index 6 splits the second block into the parts 8 9 and 10 11::
+        """Return the part of a block that contains each index: its first record, the offset of the
+        index in it, and its size. The comments have the indices 5 and 6, and a segment that starts
+        at 6::
 
             4 5 6 7 | 8 9   10 11 | 0 1 2 3    blocks
             4 5 6 7   8 9 | 10 11   0 1 2 3    segments
-
-        Returns:
-            The first record of the part, [8, 10]; the offset of the index in the part, [1, 0]; and
-            the size of the part, [2, 2]: int64[n] each.
         """
         # The whole block: its first index, [4, 4]; its first record, [8, 8]; its size, [4, 4].
         block_start, block_record, block_size = self.block_order.locate(index)

@@ -35,11 +35,7 @@ class StateMismatchError(ValueError):
 
 
 def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise StateMismatchError if two fingerprints differ, with a line for each differing field.
-
-    A fingerprint has all that a stream of batches depends on: parameters, seed, hashes of the data.
-    `saved` is that of a loaded state, and `current` that of the sampler.
-    """
+    """Raise StateMismatchError if two fingerprints differ, with a line for each differing field."""
     default = "nothing"  # what the error says for a field that only one of them has
     saved, current = dict(flattened(saved)), dict(flattened(current))
     differences = [
@@ -61,10 +57,7 @@ def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -
 
 def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
     """Return the fields of a fingerprint on which the batches before this training step depend.
-
-    A field such as "k from step 7" is a change of a value at step 7. A state that is saved before
-    this step does not have the field, so it stays valid if the change is altered. Many changes are
-    replaced by one hash, so that a state stays small.
+    Many changes are replaced by one hash, so that a state stays small.
 
     >>> fields_before({"k": 2, "k from step 7": 3, "k from step 9": 4}, step=9)
     {'k': 2, 'k from step 7': 3}
@@ -82,9 +75,6 @@ def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
 def first_step(field: str) -> int:
     """Return the training step in the name of a field of a fingerprint, or 0 if there is none.
 
-    A value that changes during the training has a field for each change. Its name has the training
-    step from which the value applies.
-
     >>> first_step("order.weights from step 12000"), first_step("order.weights")
     (12000, 0)
     """
@@ -94,10 +84,8 @@ def first_step(field: str) -> int:
 
 
 def flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of every field of nested mappings, with paths such as `orders.0.seed`.
-
-    A list of mappings is flattened as a mapping from indices: `{"orders": [{"seed": 3}]}` gives
-    ("orders.0.seed", 3).
+    """Yield (path, value) of every field of nested mappings, and of lists of them, as
+    `orders.0.seed`.
     """
     for name, value in nested.items():
         if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
@@ -110,12 +98,9 @@ def flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, 
 
 def json_value(parameter: Any, *, hashed: bool = True) -> Any:
     """Return a parameter of a sampler as a short JSON value: arrays and long values become hashes.
+    With `hashed=False` arrays become "": this only checks the types.
 
-    With `hashed=False` arrays become "": this only checks the types of parameters, without the cost
-    of hashing large arrays.
-
-    Raises:
-        TypeError: JSON has no value for the parameter.
+    Raises: TypeError: JSON has no value for the parameter.
     """
     if isinstance(parameter, np.ndarray) and parameter.dtype.kind in "biufU":
         return digest(parameter) if hashed else ""
@@ -144,10 +129,8 @@ def _text_hash(text: str) -> str:
 
 
 def digest(values: Counts) -> str:
-    """Return a hash of an array's values, the same for any integer type, byte order and machine.
-
-    Integers are hashed as int64, and floats as the bytes of float64. Strings are hashed as their
-    lengths, then all characters.
+    """Return a hash of an array's values, the same for any integer type, byte order and machine: of
+    int64, of the bytes of float64, or of the lengths and characters of strings.
     """
     content = hashlib.blake2b(digest_size=16)
     text = b""

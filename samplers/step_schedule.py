@@ -30,11 +30,8 @@ class StepSchedule(Generic[T]):
 
     @classmethod
     def parse(cls, name: str, values: Any, check: Callable[[Any], T]) -> StepSchedule[T]:
-        """Return the schedule of a user's argument: one value, or `{training step: value}`.
-
-        Steps may be strings of digits, which they become in JSON.
-        `check` validates a value and returns it converted, and `name` is the argument's name. A
-        step at which the value stays the same is left out: `{0: 2, 5: 2, 7: 3}` is `{0: 2, 7: 3}`.
+        """Return the schedule of a user's argument: one value, or `{training step: value}`. `check`
+        converts a value. A step at which the value stays the same is left out.
         """
         by_step = {}
         for step, value in (values if isinstance(values, Mapping) else {0: values}).items():
@@ -64,11 +61,7 @@ class StepSchedule(Generic[T]):
         return bisect_right(self.starts, step) - 1
 
     def split(self, steps: Int64s) -> Iterator[tuple[int, Bools | slice]]:
-        """Yield (i, mask) for each value that some of the steps have: `steps[mask]` have value i.
-
-        If value 1 starts at step 7, the steps 5 6 7 give (0, [True, True, False]) and (1, [False,
-        False, True]). With a single value the mask is a slice of all steps, which costs nothing.
-        """
+        """Yield (i, mask) for each value that some steps have: `steps[mask]` have value i."""
         if len(self.starts) == 1:
             yield 0, slice(None)
             return

@@ -80,9 +80,8 @@ class Stream(Samples, ABC):
         return epoch, step
 
     def _position(self, epoch: SupportsIndex, step: SupportsIndex) -> tuple[int, int]:
-        """Return a position as ints, checked; the end of an epoch is the start of the next one.
-
-        An evaluation repeats the same epoch: then it is step 0 of this epoch.
+        """Return a position as ints, checked; the end of an epoch is step 0 of the next, or of this
+        one in an evaluation.
         """
         epoch, step = self._as_ints(epoch, step, len(self) + 1)
         if step == len(self) > 0:
@@ -268,9 +267,8 @@ class Cursor:
         self._latest_pass = iteration
 
     def _sync(self) -> None:
-        """Move to the position of the latest iteration without a loader, if one is running.
-
-        It is asked when the position is needed, not with each id or batch, which would be slow.
+        """Move to the position of the latest iteration without a loader, if one is running: only
+        when it is needed, not with each id.
         """
         iteration = self._latest_pass
         if iteration is not None:
@@ -289,10 +287,8 @@ class Cursor:
             self.end()
 
     def count_pass(self, epoch: int, advice: str) -> None:
-        """Count the consecutive passes (iterations over the stream) that start at the same epoch.
-
-        Warn at the third pass of a training epoch: such a loop has probably forgotten `set_epoch`,
-        and trains on the same batches again and again. The warning suggests `advice`.
+        """Count the consecutive passes that start at the same epoch, and warn at the third of a
+        training: such a loop has probably forgotten `set_epoch`.
         """
         last_epoch, count = self._passes_of_epoch
         count = count + 1 if epoch == last_epoch else 1
@@ -308,8 +304,7 @@ class Cursor:
 
     def _check_loaded_state(self) -> bool:
         """Warn if `set_epoch` after a load skips or repeats batches; return if the epoch is loaded.
-
-        Only the first call after a load does this: later ones, and an evaluation's, return False.
+        Only the first call after a load does this.
         """
         (epoch, step), self._loaded = self._loaded or (-1, 0), None  # warn only once
         if self.stream.evaluation:
@@ -399,11 +394,7 @@ class Cursor:
 
 
 def _warn_of_repeated_epoch(epoch: int, loaded_epoch: int) -> None:
-    """Warn that an epoch comes again, which a loaded state has left behind.
-
-    At the end of epoch 2, the position of a state is step 0 of epoch 3. A loop that is resumed,
-    counts epochs and calls `set_epoch(2)` trains on epoch 2 twice.
-    """
+    """Warn that an epoch comes again, which a loaded state has left behind."""
     warn(
         f"set_epoch({epoch}) was called, but a state of epoch {loaded_epoch} was loaded, so an "
         f"epoch comes again: count epochs from that of the state, or call no set_epoch (Fabric "
@@ -422,11 +413,7 @@ def warn(message: str) -> None:
 
 
 def steps_per_draw(batch_size: int, /) -> int:
-    """Return how many steps are drawn in one call: as many as have `MAX_IDS` ids, at least one.
-
-    >>> steps_per_draw(256)
-    128
-    """
+    """Return how many steps are drawn in one call: as many as have `MAX_IDS` ids, at least one."""
     return max(1, MAX_IDS // max(1, batch_size))
 
 

@@ -124,10 +124,7 @@ class SubsetSampler(InnerSampler):
         return np.where(is_dense, first, records), np.where(is_dense, last, records) + 1
 
     def _blocks_of(self, records: Int64s, epoch: int | None) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the first and the last record of the block of each record, and the block's size.
-
-        A block of the inner sampler is a range of indices of the table of record ids.
-        """
+        """Return the first and last record of the block of each record, and the block's size."""
         # The index of each record in the table. (searchsorted copies a table of another dtype.)
         if isinstance(self._table, _Ranges):
             index = self._table.index_of(records)
@@ -147,10 +144,7 @@ class SubsetSampler(InnerSampler):
 
 
 class _Ranges:
-    """A table of the record ids of several ranges, of which only the bounds are stored.
-
-    The ranges (6, 8) and (0, 3) have the ids 6 7 0 1 2, and the offsets 0 and 2 in this table.
-    """
+    """A table of the record ids of several ranges, of which only the bounds are stored."""
 
     def __init__(self, bounds: ArrayLike) -> None:
         array = validate.unmasked("ranges", bounds)
@@ -287,10 +281,8 @@ def split(
 
 
 def _fractions_after(fraction: float | Sequence[float]) -> list[float]:
-    """Return the fraction of the records in all parts after part 0, after part 1, and so on.
-
-    >>> _fractions_after([0.7, 0.2, 0.1])
-    [0.3, 0.1]
+    """Return the fraction in all parts after part 0, after part 1, and so on: [0.3, 0.1] of 0.7 0.2
+    0.1.
     """
     if not isinstance(fraction, (str, bytes)) and hasattr(fraction, "__len__"):
         decimals = validate.decimals("fraction", fraction)
@@ -311,15 +303,8 @@ def _stratify(
 ) -> None:
     """Write to `part_of` the part of each record, so that each class is split in proportion.
 
-    `part_of[i]` is the part of record i, at first 0. `order` has the records sorted by class, and
-    `hashes` a random number for each record. `fractions_after[p]` is the fraction of the records in
-    the parts after part p.
-
-    Each part gets records of the part before it: of each class, the records with the lowest hashes
-    move from part 0 to part 1, then the lowest of these to part 2, and so on.
-
-    In the comments, three parts get 1/2, 1/4 and 1/4 of a class of 4 records, which are listed by
-    hash: `fractions_after` is [1/2, 1/4].
+    Each part gets the records of the part before it that have the lowest hashes. In the comments, a
+    class of 4 records is listed by hash, and `fractions_after` is [1/2, 1/4].
     """
     records, class_index, index_in_class = _sorted_by_class_and_hash(order, hashes)
     # Counts are rounded so that the sums over neighbouring classes are right, too. In this random
@@ -341,13 +326,9 @@ def _deal_groups(
     hashes: UInt64s,
     fractions_after: list[float],
 ) -> None:
-    """Write to `part_of` the part of each record, so that no group is in two parts, and each part
-    has about its fraction of each class.
-
-    Groups are dealt greedily, as in scikit-learn's `StratifiedGroupKFold`: the largest first, equal
-    ones by hash, to the part that is filled least with what the group has. A part's fill is, for
-    each class of the group and threefold for all records, its share of them by its fraction, with
-    half of the group. It is weighted by the records that the group has of the class.
+    """Write to `part_of` the part of each record, with no group in two parts, greedily as in
+    scikit-learn's `StratifiedGroupKFold`: the largest group first, to the part that is filled least
+    with half of the group, weighted by its records of each class, and threefold for all records.
     """
     class_of = order._class_of_records(len(hashes))
     _, first, group_index, group_sizes = np.unique(
@@ -384,11 +365,7 @@ def _deal_groups(
 def _sorted_by_class_and_hash(
     order: ClassOrder, hashes: UInt64s
 ) -> tuple[Integers, Int64s, Int64s]:
-    """Return the records by class and hash, the class of each, and its index within the class.
-
-    Records 1 3 of class 0 with the hashes 9 5, and record 0 of class 1, give the records 3 1 0, the
-    classes 0 0 1 and the indices 0 1 0.
-    """
+    """Return the records by class and hash, the class of each, and its index within the class."""
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
     class_index, index_in_class = groups_and_indices(order.sizes)
     by_hash = np.lexsort((hashes[records], class_index))  # the class comes first
@@ -396,10 +373,8 @@ def _sorted_by_class_and_hash(
 
 
 def _scaled_counts(counts: Int64s, fraction: float, order: Int64s, random_word: int) -> Int64s:
-    """Return counts multiplied by a fraction, rounded at random to integers.
-
-    Each count, and each sum of the counts in `order` (int64, their indices), is within 1 of its
-    exact value: [3, 1, 2] times 0.5 becomes [1, 1, 1] or [2, 0, 1].
+    """Return counts multiplied by a fraction, rounded at random. Each count, and each sum of the
+    counts in `order` (int64, their indices), is within 1 of its exact value.
     """
     # In fixed point with 53 bits after the point: (x + offset) >> 53 rounds x up or down at random.
     # Python's integers, as products exceed 64 bits.
@@ -442,10 +417,7 @@ def _ids_or_key_hashes(records: SupportsIndex | Sized) -> Int64s | UInt64s:
 
 
 def _is_list_of_keys(records: Any) -> bool:
-    """Return whether the records are given by a list of keys, not by a number or a dataset.
-
-    A list of samples (dicts, tuples or arrays) is a dataset. Other items should be keys.
-    """
+    """Return whether the records are given by a list of keys, not by a number or a dataset."""
     if isinstance(records, str) or not validate.is_list(records):
         return False
     return not isinstance(next(iter(records), None), (Mapping, tuple, list, np.ndarray))

@@ -126,15 +126,7 @@ class Samples:
 
 def check_record_ids(samples: Samples, source: str) -> None:
     """Raise TypeError unless the ids of a sampler are record ids, so that `dataset[id]` is right.
-
-    They are not if batches are filled up with -1 (padding), or if a record has several ids: one for
-    each of its *views* (variants, such as captions), or for each *use* of the decoded record, which
-    is cached and used several times. Ids that depend on the training step are refused, too.
     `source` is the call that returns the ids, for the error.
-
-    The error advises a loader, which reads the records by itself, or to give the ids to torch's
-    `DataLoader` together with views and uses (`RequestSampler`). Both take a `Feed`, which joins a
-    dataset and a sampler.
     """
     check_independent_of_steps(samples)
     if samples.traits.padded or samples.traits.num_ids is not None:
@@ -146,10 +138,8 @@ def check_record_ids(samples: Samples, source: str) -> None:
 
 
 def check_independent_of_steps(samples: Samples) -> None:
-    """Raise TypeError if the ids of a sampler depend on the training step.
-
-    Such a sampler changes at some steps, by a schedule of weights. Only a batch sampler can draw
-    its ids, since it has the batch size, and so the training step of each id.
+    """Raise TypeError if the ids of a sampler depend on the training step, which only a batch
+    sampler has.
     """
     if samples.traits.needs_steps:
         raise TypeError(

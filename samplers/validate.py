@@ -51,11 +51,8 @@ LIMIT = 1 << 62  # above every size and sum: int64 holds the sum of two
 
 
 def show_call(call: str, /, **hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function so that its TypeErrors for wrong arguments show how to call it.
-
-    `hints` has the advice by name for options that the function does not have; a function of
-    loaders has that for options of other libraries too. For any other unknown option, the most
-    similar one is named.
+    """Decorate a function so that its TypeErrors for wrong arguments show how to call it. `hints`
+    has the advice by name for options that it does not have.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -124,11 +121,7 @@ def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT
 
 
 def is_array_like(data: object) -> bool:
-    """Return whether `np.asarray(data)` has the items of `data` as its values.
-
-    This holds for a sequence, an array, and a column or a table of pandas. Of any other object,
-    `np.asarray` makes an array with the object itself as the only value.
-    """
+    """Return whether `np.asarray(data)` has the items of `data` as its values."""
     return isinstance(data, Sequence) or hasattr(data, "__array__")
 
 
@@ -139,13 +132,10 @@ def is_list(data: object) -> bool:
 
 
 def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: int = 0) -> int:
-    """Return a number of records as an int: `n` itself, or the length of the dataset `n`.
+    """Return a number of records as an int: `n` itself, or the length of the dataset `n`. A list of
+    numbers is refused, as it may be ids: the error advises `subset`.
 
-    A list of numbers is refused, since a user may mean record ids. The error then advises the call
-    `subset`, which draws only these records: it is text such as "SubsetSampler(ids, of=10)".
-
-    Raises:
-        TypeError: neither a number nor a dataset, or a list of numbers.
+    Raises: TypeError: neither a number nor a dataset, or a list of numbers.
     """
     if _is_number(n):
         return integer(name, cast(SupportsIndex, n), minimum=minimum)
@@ -220,11 +210,8 @@ def a_type(value: object) -> str:
 
 
 def unmasked(name: str, values: Any) -> Array:
-    """Return values as an array; ValueError if an entry is masked (`np.ma`) and so has no value.
-
-    Raises:
-        TypeError: `values` is a dataset or a sampler, from which `np.asarray` would read all items,
-            or a set or an iterator, which it would take for a single value.
+    """Return values as an array; ValueError if an entry is masked (`np.ma`), TypeError for what
+    `np.asarray` would read item by item, or take for one value.
     """
     has_items = hasattr(values, "__getitem__") and not isinstance(values, Mapping)
     if isinstance(values, (Set, Iterator)) or (has_items and not is_array_like(values)):
@@ -236,10 +223,7 @@ def unmasked(name: str, values: Any) -> Array:
 
 
 def decimals(name: str, values: ArrayLike) -> list[Fraction]:
-    """Return numbers as exact fractions of their printed decimals: 0.1 becomes 1/10.
-
-    The float 0.1 itself is a binary fraction that is not exactly 1/10.
-    """
+    """Return numbers as exact fractions of their printed decimals: 0.1 becomes 1/10."""
     array = unmasked(name, values)
     if array.ndim != 1 or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
         raise ValueError(f"{name} must be a sequence of finite numbers, got {values!r}")
@@ -247,11 +231,9 @@ def decimals(name: str, values: ArrayLike) -> list[Fraction]:
 
 
 def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
-    """Return the integers of argument `name`; an error unless all are in `[minimum, 2^62)`.
-
-    They are copied to an array in memory, int64[n]. Only an array that is mapped from a file is not
-    copied, since it may be very large. It is returned as a read-only view of the file, with the
-    integer type of the file, such as int32 (uint64 as int64).
+    """Return the integers of argument `name`, int64[n]; an error unless all are in `[minimum,
+    2^62)`. Only an array that is mapped from a file is not copied: a read-only view, of its own
+    type.
     """
     array = unmasked(name, values)
     if array.ndim != 1:
@@ -285,9 +267,8 @@ def sorted_distinct(name: str, array: Int64s) -> Int64s:
 
 
 def sorted_record_ids(values: ArrayLike, num_records: int, name: str = "records") -> Int64s:
-    """Return record ids sorted; ValueError unless they are distinct and below `num_records`.
-
-    A mask, bool[num_records], gives the ids of the records where it is True.
+    """Return record ids, or those of a mask, sorted; ValueError unless distinct and below
+    `num_records`.
     """
     mask = unmasked(name, values)
     if mask.dtype.kind == "b" and mask.size:
@@ -301,10 +282,7 @@ def sorted_record_ids(values: ArrayLike, num_records: int, name: str = "records"
 
 
 def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
-    """Return integers of at least `minimum`, int64[n]; ValueError if their sum is not below 2^62.
-
-    Then all prefix sums fit int64.
-    """
+    """Return integers of at least `minimum`, int64[n]; ValueError if they sum to 2^62."""
     array = integers(name, values, minimum=minimum)
     total = float(array.sum(dtype=np.float64))  # approximate, as a sum in int64 may overflow
     if total >= LIMIT:

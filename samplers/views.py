@@ -86,21 +86,9 @@ class ViewSampler(InnerSampler):
         )
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return for each record a range of records that are read around the same time: its span.
-
-        A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`. Both are int64[n].
-
-        If an epoch has one view (variant) of each record, the inner sampler draws records, and
-        has their spans. Otherwise it draws (record, view) pairs, numbered record by record, and
-        has the spans of pairs. The span of a record then has the records of the span of its first
-        pair. Its other pairs are most often in the same span, since they are next to it.
-
-        In the comments, the records 0 and 1 have 2 and 3 views, and the pairs 0 to 3 are a span. So
-        the records 0 to 1 are the span of both records::
-
-            pair      0 1 2 3 4
-            record    0 0 1 1 1
+        """Return the span of records that are read around the same time, for each record. That of
+        pairs has the records of the span of its first pair. In the comments, the records 0 and 1
+        have 2 and 3 views, and the pairs 0 to 3 are a span.
         """
         if self._per_epoch == "one":
             return self._inner_sampler.spans(records, epoch)
@@ -110,16 +98,9 @@ class ViewSampler(InnerSampler):
         return self.records(span_start), self.records(last_pair) + 1  # [0, 0], [2, 2]
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the sample id at each of these positions of an epoch. Both are int64[n].
-
-        A view is a variant of a record, such as one of its captions. A sample id is the index of a
-        (record, view) pair, counted record by record: if record 0 has 2 views and record 1 has 3,
-        view 0 of record 1 has the id 2.
-
-        If an epoch has one view of each record, the views of a record come in a random order, one
-        in each epoch, and then in another random order. The 3 views of record 1 may come in the
-        order 2 0 1 in epochs 0 to 2, and in the order 1 2 0 in epochs 3 to 5. The comments follow
-        epoch 4.
+        """Return the sample id at each of these positions of an epoch. Both are int64[n]. With one
+        view an epoch, the views of a record come in a random order, then in another one. The
+        comments follow epoch 4, with 2 and 3 views.
         """
         inner_ids = checked_draw(self._inner_sampler, epoch, positions)
         if self._per_epoch == "all":  # the inner sampler is over pairs

@@ -114,10 +114,7 @@ class WeightedSampler(Sampler):
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
         """Return a copy of this sampler for `num_steps` batches an epoch, each of `batch_size`.
 
-        If weights change at training steps, the copy computes the step of each position.
-
-        Raises:
-            ValueError: without replacement, weights that change in the middle of an epoch.
+        Raises: ValueError: without replacement, weights that change in the middle of an epoch.
         """
         # An epoch starts at each multiple of `num_steps`: these steps are within an epoch.
         steps = [step for step in self._weights.starts if step % max(1, num_steps)]
@@ -129,10 +126,7 @@ class WeightedSampler(Sampler):
         return super().for_batches(batch_size, num_steps)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the record at each of these positions of an epoch. Both are int64[n].
-
-        They are drawn by inverse transform sampling, or without replacement by an exponential race.
-        """
+        """Return the record at each of these positions of an epoch. Both are int64[n]."""
         if not self.traits.repeats:
             records = self._permutation(epoch).records(positions)
             # Prepare the next epoch while this one is drawn, so that its start does not take long.
@@ -172,10 +166,7 @@ class _ScaledWeights(ComputedCounts):
 
 
 def _integer_weights(weights: ArrayLike) -> Int64s | _ScaledWeights:
-    """Return weights as integers whose sum fits int64.
-
-    Integers stay as they are. Floats are scaled so that the largest becomes 2^32, and rounded.
-    """
+    """Return weights as integers whose sum fits int64: floats are scaled to 2^32, and rounded."""
     array = validate.unmasked("weights", weights)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"weights must be one number for each record, got shape {array.shape}")
@@ -200,10 +191,7 @@ def _scaled_at(weights: Array, largest: float, index: Int64s) -> Int64s:
 
 
 def _scale(weights: Array, largest: float) -> Int64s:
-    """Return weights as integers, scaled so that the largest is 2^32, and rounded.
-
-    A weight above 0 becomes at least 1, so that its record can be drawn.
-    """
+    """Return weights as integers, the largest 2^32; a weight above 0 becomes at least 1."""
     numbers = weights.astype(np.float64)
     scaled: Int64s = np.rint(numbers / largest * _SCALE).astype(np.int64)
     scaled[(scaled == 0) & (numbers > 0)] = 1

@@ -78,11 +78,7 @@ class BatchShape:
         return low + uniform_below(random_words(self._key, steps), phase.k - low + 1)
 
     def split_by_phase(self, steps: Int64s) -> list[tuple[Phase, Int64s]]:
-        """Return pairs (phase, its steps) for consecutive global steps, at least one.
-
-        A phase is a range of global steps with constant P (classes) and K (records of a class). If
-        K changes at step 7, the steps 5 6 7 8 are two pairs, with the steps 5 6 and 7 8.
-        """
+        """Return pairs (phase, its steps) for consecutive global steps, at least one."""
         return [(self.phases[i], steps[mask]) for i, mask in self._by_step.split(steps)]
 
 

@@ -40,10 +40,8 @@ class Blocks:
         return len(self._lengths)
 
     def short_blocks(self, shards: slice) -> tuple[Int64s, Int64s]:
-        """Return the numbers of the short blocks of these shards, and how many records each lacks.
-
-        A shard is divided into blocks of the same size, of which the last may be shorter. Shards of
-        5 and 4 records in blocks of 4 have blocks of 4, 1 and 4 records: block 1 lacks 3 records.
+        """Return the numbers of the short blocks of these shards, and how many records each one
+        lacks.
         """
         last_size = self._lengths_of(shards) % self.block  # of the last block; 0 if it is full
         short = np.flatnonzero(last_size)
@@ -54,11 +52,7 @@ class Blocks:
 
     @property
     def commonest_size(self) -> int:
-        """The size (in records) that most blocks have; of several such sizes, the largest.
-
-        A shard is divided into full blocks of `self.block` records, and a last block that may have
-        fewer. There may be millions of shards, so they are counted in chunks.
-        """
+        """The size (in records) that most blocks have; of several such sizes, the largest."""
         counts: Counter[int] = Counter()  # how many blocks have each size
         for chunk in slices(len(self._lengths)):
             lengths = np.asarray(self._lengths[chunk]).astype(np.int64)
@@ -71,10 +65,8 @@ class Blocks:
         return size if count else 1
 
     def bounds_around(self, records: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the block that contains each record: its first record, and its last plus 1.
-
-        Both are int64[n]. Blocks are consecutive records of one shard. In shards of 5 and 4 records
-        and blocks of 4, the block of record 6 has the first record 5 and the stop 9.
+        """Return the block that contains each record: its first record and its last plus 1,
+        int64[n].
         """
         shard, shard_start = self._record_sums.locate(records)
         first = records - (records - shard_start) % self.block
@@ -87,10 +79,8 @@ class Blocks:
         return self._record_sums.before(shard) + offset, sizes
 
     def locate_in_shards(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the shard of blocks of these numbers, their offsets in it, and their sizes.
-
-        Offsets and sizes are in records, int64[n] each. Blocks are numbered shard by shard: in
-        shards of 5 and 4 records and blocks of 4, block 1 is in shard 0 at offset 4, of size 1.
+        """Return the shard of blocks of these numbers, their offsets in it, and their sizes,
+        int64[n].
         """
         shard, blocks_before_shard = self._block_sums.locate(numbers)
         offset = (numbers - blocks_before_shard) * self.block

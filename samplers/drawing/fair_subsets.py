@@ -31,10 +31,7 @@ from twinfeed.samplers.types import Bools, Int64s
 
 
 class FairSubsets:
-    """Fair subsets of m items from several populations (such as classes) of their own sizes.
-
-    A population of n items has the items 0 to n - 1. A traversal is a random permutation of them.
-    """
+    """Fair subsets of m items from several populations (such as classes) of their own sizes."""
 
     def __init__(self, sizes: Int64s, m: int, key: int) -> None:
         self._sizes, self._m, self._key = sizes, m, key
@@ -42,14 +39,9 @@ class FairSubsets:
     def subsets(
         self, population: Int64s, number: Int64s, start: int = 0, stop: int | None = None
     ) -> Int64s:
-        """Return the items of one subset in each row, int64[rows, stop - start].
-
-        Row i has items `start` to `stop - 1` (by default all m, at least one) of subset `number[i]`
-        of population `population[i]`. A population is the items 0 to n - 1. All items in a random
-        order are a *traversal*. The traversals, one after the other, are cut into subsets of m
-        items, in which no item comes twice (if m is at most n). So with n = 5 and m = 2, subset 2
-        has the last item of traversal 0 and the first item of traversal 1. The comments have the
-        values of this subset.
+        """Return items `start` to `stop - 1` of subset `number[i]` of each `population[i]`,
+        int64[rows, …]. The comments have subset 2 of n = 5 and m = 2, which begins in traversal 0
+        and ends in 1.
         """
         n, m = self._sizes[population], self._m
         index = number[:, None] * m + np.arange(start, m if stop is None else stop)
@@ -74,26 +66,16 @@ class FairSubsets:
         return items
 
     def _permuted(self, population: Int64s, number: Int64s, positions: Int64s) -> Int64s:
-        """Return items of a random permutation in each row, int64[rows, m], as `positions`.
-
-        A population has n items, 0 to n - 1, and many random permutations, numbered from 0 on. Row
-        i is for permutation `number[i]` of population number `population[i]`. If this permutation
-        is 3 0 4 1 2, and the row of `positions` is 0 2, the row of the result is 3 4.
+        """Return the items at `positions` of random permutation `number[i]` of each
+        `population[i]`.
         """
         keys = random_words(random_words(self._key, population), number)
         return permute_rows(self._sizes[population], keys, positions)
 
     def _first_items(self, population: Int64s, traversal: Int64s) -> Int64s:
         """Return the first m items of traversals, reordered so that no subset has an item twice.
-
-        A traversal is a random order of the items of a population. The traversals, one after the
-        other, are cut into subsets of m items. So a subset may have the last items of one traversal
-        and the first items of the next. If an item is among both, it moves back in the next
-        traversal, and another item takes its position in the subset.
-
-        For example, with 5 items and m = 3, the traversals 2 3 1 0 4 and 4 0 2 1 3 are cut into the
-        subsets 2 3 1, 0 4 4, and so on. Subset 1 has item 4 twice. So traversal 1 starts with 2 4 0
-        in place of 4 0 2. The comments have the values for this traversal.
+        The comments have the traversals 2 3 1 0 4 and 4 0 2 1 3 for m = 3: subset 1 would have item
+        4 twice.
         """
         m = self._m
         # The last m items of the previous traversal, in reverse order, and the first m of this one.
@@ -110,13 +92,7 @@ class FairSubsets:
         return np.take_along_axis(first_items, order, axis=1)  # [2, 4, 0]
 
     def _items_around(self, population: Int64s, traversal: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the last m items of the previous traversal, reversed, and the first m of this one.
-
-        A traversal is a random order of the items of a population, and row i is for traversal
-        `traversal[i]` of population `population[i]`. The traversals follow each other, and a subset
-        of m (`_m`) items may have items of both. If the traversals 0 and 1 are 2 3 1 0 4 and
-        4 0 2 1 3, and m is 2, the result for traversal 1 is 4 0 and 4 0.
-        """
+        """Return the last m items of the traversal before, reversed, and the first m of this."""
         first_positions = np.broadcast_to(np.arange(self._m), (len(population), self._m))
         last_positions = self._sizes[population][:, None] - 1 - first_positions
         # Draw the items of both traversals in one call, which is faster if there are few rows.
@@ -130,10 +106,8 @@ class FairSubsets:
 
 
 def _is_in_row(queries: Int64s, table: Int64s, mask: Bools) -> Bools:
-    """Return whether `queries[i, j]` is one of the values `table[i][mask[i]]`, bool[rows, m].
-
-    As `np.isin` for each row, but by one binary search for all rows: each row's values are shifted
-    by an offset that no other row has, so that they equal no value of another row.
+    """Return whether `queries[i, j]` is one of the values `table[i][mask[i]]`: by one binary
+    search, as an offset for each row keeps the rows apart.
     """
     row_offsets = np.arange(len(queries))[:, None] * (max(queries.max(), table.max()) + 1)
     queries, table = queries + row_offsets, table + row_offsets

@@ -31,11 +31,8 @@ _BUFFER = 1 << 20  # positions that are computed at once, in whole periods
 
 
 class Interleave:
-    """The interleave of streams with these `weights`, int64[streams].
-
-    By default all periods are the same permutation, so that any `sum(weights)` consecutive
-    positions are in proportion, wherever they start. With `reshuffle` each period is another random
-    permutation.
+    """The interleave of streams with these `weights`, int64[streams]: equal periods, so that any
+    `sum(weights)` consecutive positions are in proportion, or with `reshuffle` a new one each time.
     """
 
     def __init__(self, weights: Int64s, key: int, *, reshuffle: bool = False) -> None:
@@ -53,11 +50,8 @@ class Interleave:
         return partial(type(self), reshuffle=self._reshuffle), (self._weights, self._key)
 
     def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the stream at each position, and the index of the element in this stream.
-
-        The index is the number of earlier positions with the same stream. The sequence is made of
-        periods, in which each stream comes as often as its weight says. The comments have the
-        values for weights 2 and 1, the sequence of streams 0 1 0, 0 1 0, and the positions 3 and 4.
+        """Return the stream at each position, and the index of the element in this stream. The
+        comments have weights 2 and 1, the streams 0 1 0, 0 1 0, and the positions 3 and 4.
         """
         if len(self._weights) == 1:  # each position is the next element of the only stream
             return np.zeros_like(positions), positions.copy()
@@ -72,11 +66,7 @@ class Interleave:
         return stream, period * self._weights[stream] + self._indices[element]  # [2, 1]
 
     def num_before(self, position: int) -> Int64s:
-        """Return how often each stream comes before this position, int64[streams].
-
-        The sequence is made of periods, in which each stream comes as often as its weight says. So
-        only the last, incomplete period must be counted.
-        """
+        """Return how often each stream comes before this position, int64[streams]."""
         period, offset = divmod(position, self._period_size)
         counts = period * self._weights
         if offset:
@@ -85,22 +75,13 @@ class Interleave:
         return counts
 
     def position_of(self, stream: int, index: int) -> int:
-        """Return the position of element number `index` (from 0) of a stream.
-
-        In the sequence of streams 0 1 0 0 1 0, element 2 of stream 0 is at position 3. Each period
-        of the sequence has as many elements of a stream as its weight says.
-        """
+        """Return the position of element number `index` (from 0) of a stream."""
         period, offset = divmod(index, int(self._weights[stream]))
         streams = self._streams[self._periods(np.array([period]))[0]]
         return period * self._period_size + int(np.flatnonzero(streams == stream)[offset])
 
     def _periods(self, periods: Int64s) -> Unsigned:
-        """Return the element at each position of these periods, with a row for each period.
-
-        The elements of a period are numbered stream by stream: with weights 2 and 1, elements 0 and
-        1 are of stream 0, and element 2 is of stream 1. With `_reshuffle` each period is another
-        permutation of the elements; otherwise all periods are the same one.
-        """
+        """Return the element at each position of these periods, with a row for each period."""
         keys = np.full(len(periods), self._key, np.uint64)  # the key of each period
         if self._reshuffle:
             keys = random_words(self._key, periods)
@@ -110,11 +91,8 @@ class Interleave:
         return self._cache.get(int(keys[0]), lambda: self._shuffled_periods(keys))
 
     def _shuffled_periods(self, keys: UInt64s) -> Unsigned:
-        """Return a random period for each key, with a row for each.
-
-        A period is a permutation of its elements in which the elements of each stream ascend. With
-        weights 2 and 1, elements 0 and 1 are of stream 0, and element 2 is of stream 1: so 2 0 1 is
-        a period, and 2 1 0 is not. The comments have the values for the period 2 0 1.
+        """Return a random period for each key, in which the elements of each stream ascend. The
+        comments have weights 2 and 1 and the period 2 0 1.
         """
         size = self._period_size
         # The streams of shuffled elements: the elements 2 1 0 have the streams [1, 0, 0].

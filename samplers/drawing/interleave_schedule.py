@@ -14,11 +14,7 @@ from twinfeed.samplers.types import Int64s
 
 class InterleaveSchedule:
     """Interleaves one after the other, such as of weights [3, 1], and of [1, 1] from position 100.
-
-    An interleave is a sequence of stream numbers in proportion to weights. `weights` has the
-    weights of the streams, int64[streams], by the position from which on they hold. They divide the
-    sequence into parts. Each part is an interleave with a key of its own. The elements of a stream
-    are counted from position 0, also after a change of the weights.
+    Elements of a stream are counted from position 0, through all of these parts.
     """
 
     def __init__(self, weights: StepSchedule[Int64s], keys: list[int]) -> None:
@@ -31,21 +27,12 @@ class InterleaveSchedule:
         self._counts_before: Int64s = np.array(counts)
 
     def _interleave_of(self, part: int) -> Interleave:
-        """Return the interleave of part number `part`, from the cache if it is there.
-
-        An interleave is a sequence of stream numbers in proportion to weights. A part is the
-        positions up to the first change of the weights (part 0), or from one change to the next.
-        """
+        """Return the interleave of part number `part`, from the cache if it is there."""
         weights, key = self.weights.values[part], self._keys[part]
         return self._cache.get(part, lambda: Interleave(weights, key, reshuffle=True))
 
     def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the stream of the element at each position, and the element's index in it.
-
-        The sequence has the streams in proportion to weights, which change at some positions. These
-        divide it into parts. In each part, the positions, and the elements of each stream, are
-        counted from the start of the part.
-        """
+        """Return the stream of the element at each position, and the element's index in it."""
         stream, index = np.empty_like(positions), np.empty_like(positions)
         for part, mask in self.weights.split(positions):
             position_in_part = positions[mask] - self.weights.starts[part]
@@ -55,23 +42,16 @@ class InterleaveSchedule:
         return stream, index
 
     def num_before(self, position: int) -> Int64s:
-        """Return the number of elements of each stream before this position, int64[streams].
-
-        It is the number before the last change of the weights, and the number since then.
-        """
+        """Return the number of elements of each stream before this position, int64[streams]."""
         part = self.weights.index_at(position)
         position_in_part = position - self.weights.starts[part]
         counts: Int64s = self._counts_before[part]
         return counts + self._interleave_of(part).num_before(position_in_part)
 
     def position_of(self, stream: int, index: int) -> int:
-        """Return the position of element number `index` (from 0) of a stream, in all parts.
-
-        The weights of the streams change at some positions, which divide the sequence of stream
-        numbers into parts. The comments have the values for element 5 of stream 0, if the weights
-        2 and 1 change to 1 and 1 at position 6, and the sequence is::
-
-            part 0: 0 1 0 0 0 1    part 1: 1 0 0 1 ...
+        """Return the position of element number `index` (from 0) of a stream, in all parts. The
+        comments have element 5 of stream 0 in the parts 0 1 0 0 0 1 and 1 0 0 1, of weights 2 1 and
+        1 1.
         """
         # `_counts_before` has the elements of each stream before each part: [[0, 0], [4, 2]]. Find
         # the last part that has at most 5 elements of stream 0 before it.

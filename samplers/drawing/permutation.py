@@ -48,10 +48,8 @@ _HASH_CONSTANTS: dict[int, tuple[Any, ...]] = {
 
 
 def permute(n: int, key: int, positions: Int64s) -> Int64s:
-    """Return `permutation[positions]`, for the random permutation of `range(n)` under `key`.
-
-    The result is int64 and has the shape of `positions`. A small permutation is computed once, as a
-    table. Of a large one, only the values at these positions are computed.
+    """Return `permutation[positions]`, for the random permutation of `range(n)` under `key`. A
+    small permutation is computed once, as a table.
     """
     if n <= MAX_TABLE_SIZE:
         values: Table = _cached_table(n, key)[positions]
@@ -76,11 +74,7 @@ _cached_table = lru_cache(maxsize=8)(random_table)
 
 
 def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
-    """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
-
-    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`. The fastest method
-    depends on n: a table that is sorted, or a Feistel network of 32 or of 64 bits.
-    """
+    """Return for each row i `permutation_i[positions[i]]`, of `range(n[i])` under `keys[i]`."""
     # The index of the function below: 0 for n up to 64, 1 for n up to 2^15, and 2 for larger n.
     method = np.searchsorted((_MAX_ROW_TABLE_SIZE, MAX_TABLE_SIZE), n)
     functions = (_permute_by_tables, _permute_by_feistel_32, _permute_by_feistel_64)
@@ -95,11 +89,8 @@ def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
 
 
 def _permute_by_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
-    """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
-
-    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`, and n is at most 64.
-    Rows with the same n and key have the same permutation, which is computed once. The comments
-    have the values for three rows with the keys 5 3 5 and n = 4 2 4.
+    """Return `permute_rows` for n of at most 64, each distinct permutation once. The comments have
+    three rows with the keys 5 3 5 and n = 4 2 4.
     """
     if not len(n):
         return np.empty(positions.shape, np.int64)
@@ -112,10 +103,7 @@ def _permute_by_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
 
 
 def _small_permutations(n: Int64s, keys: UInt64s) -> Table:
-    """Return a table whose row i begins with the random permutation of `range(n[i])` by `keys[i]`.
-
-    The numbers n are at most 64. The other entries of a row are not used.
-    """
+    """Return a table whose row i begins with the permutation of `range(n[i])`, n of at most 64."""
     # One call computes all permutations of the same width. So n is rounded up to one of a few
     # widths, such as 33 to 40.
     widths = _TABLE_WIDTHS[np.searchsorted(_TABLE_WIDTHS, n)]
@@ -129,11 +117,9 @@ def _small_permutations(n: Int64s, keys: UInt64s) -> Table:
 
 
 def random_permutations(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray[np.uint16]:
-    """Return a random permutation of `range(n)` for each key, uint16[keys, n].
-
-    With `lengths`, row i begins with a permutation of `range(lengths[i])`. A permutation is the
-    argsort of n random words. A plain sort is faster than an argsort: so the lower 16 bits of each
-    word are replaced by its index, and after the sort these bits are the permutation.
+    """Return a random permutation of `range(n)` for each key, uint16[keys, n]; with `lengths`, row
+    i begins with one of `range(lengths[i])`. The lower 16 bits of each random word are replaced by
+    its index, as a sort is faster than an argsort.
     """
     index = np.arange(n, dtype=np.uint64)
     packed = random_words(keys[:, None], index[None, :])
@@ -147,12 +133,7 @@ def random_permutations(keys: UInt64s, n: int, lengths: Int64s | None = None) ->
 
 
 def _permute_by_feistel_32(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
-    """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
-
-    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`: a Feistel network, a
-    cipher of several rounds that encrypts the numbers below n to different numbers. n is at most
-    2^15, so integers of 32 bits are enough, which are faster than integers of 64 bits.
-    """
+    """Return `permute_rows` for n of at most 2^15, by integers of 32 bits, which are faster."""
     sizes, round_keys = n.astype(np.uint32), _round_keys_32(keys)
     # `_cycle_walk` encrypts, and encrypts results of n or more again. It broadcasts its arguments.
     # numpy is slow if the last axis is short, so the longer axis comes last.
@@ -164,11 +145,7 @@ def _permute_by_feistel_32(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64
 
 
 def _round_keys_32(keys: UInt64s) -> NDArray[np.uint32]:
-    """Return random keys of 32 bits for the 12 rounds of a cipher, uint32[12, keys].
-
-    They are the halves of random words of 64 bits. Word 0 of a key gives the keys of the rounds 0
-    (its lower half) and 1 (its upper half), word 1 those of the rounds 2 and 3, and so on.
-    """
+    """Return keys of 32 bits for the 12 rounds, uint32[12, keys]: the halves of random words."""
     words = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])  # uint64[6, keys]
     round_keys = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)
     round_keys[0::2] = words & np.uint64(0xFFFFFFFF)
@@ -181,11 +158,7 @@ def _permute_by_feistel_64(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64
 
 
 def feistel(n: int | Int64s, key: int | UInt64s, positions: Int64s) -> Int64s:
-    """Return `permutation[positions]`, for the random permutation of `range(n)` under `key`.
-
-    It is a Feistel network, a cipher of several rounds, here of 64 bits, for n above 2^15. All
-    arguments are broadcast: n and keys may be arrays, too.
-    """
+    """Return `permutation[positions]` of `range(n)` under `key`, n above 2^15, all broadcast."""
     # Make arrays even of single numbers: numpy 1 would add a number of 64 bits and a Python int as
     # floats, which have only 53 bits.
     sizes, keys = np.atleast_1d(np.asarray(n, np.uint64)), np.atleast_1d(np.asarray(key, np.uint64))
@@ -197,11 +170,7 @@ def feistel(n: int | Int64s, key: int | UInt64s, positions: Int64s) -> Int64s:
 
 
 def inverse_permute(n: int, key: int, values: Int64s) -> Int64s:
-    """Return the positions of these values in the random permutation of `range(n)` under `key`.
-
-    >>> inverse_permute(10**6, 3, permute(10**6, 3, np.array([7, 0, 999_999]))).tolist()
-    [7, 0, 999999]
-    """
+    """Return the positions of these values in the random permutation of `range(n)` under `key`."""
     if n <= MAX_TABLE_SIZE:
         return np.argsort(_cached_table(n, key))[values]
     round_keys = random_words(key, np.arange(_ROUNDS)[::-1, None])  # the last round first
@@ -215,11 +184,8 @@ def _cycle_walk(
     round_keys: Unsigned,
     x: Unsigned,
 ) -> Unsigned:
-    """Return numbers x below n encrypted to numbers below n, different ones for different x.
-
-    `encrypt(n, round_keys, x)` is a permutation of a range that is a little larger than `range(n)`,
-    so some results are n or more. These are encrypted again, until all are below n. This is called
-    cycle walking, and makes a permutation of `range(n)`. All arrays are broadcast.
+    """Return numbers x below n encrypted to numbers below n: results of n or more again. All arrays
+    are broadcast.
     """
     x = encrypt(n, round_keys, x)
     outside = np.nonzero(x >= n)  # the indices of these results: one in sqrt(n), approximately
@@ -233,11 +199,8 @@ def _cycle_walk(
 
 
 def _split_into_halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Unsigned]:
-    """Return the left and the right half of numbers below n, and how many values each may have.
-
-    The halves are those that a Feistel network mixes: `left = x % left_size` and `right = x //
-    left_size`, where `left_size` is the square root of n, rounded up. For n = 81, x = 32 has the
-    halves 5 and 3, of 9 possible values each.
+    """Return the left and right half of numbers, and how many values each may have: `x % left_size`
+    and `x // left_size`, where `left_size` is the square root of n, rounded up.
     """
     left_size = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
     right = x // left_size
@@ -246,12 +209,8 @@ def _split_into_halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Un
 
 
 def _encrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
-    """Return numbers x encrypted once by a Feistel network with these round keys.
-
-    A number has two halves: x = left + right * left_size, where `left_size` is the square root of
-    n, rounded up, and the left half is below it. Each round adds a hash of the right half to the
-    left half, modulo `left_size`, and swaps the halves. The results may be a little above n: the
-    encryption permutes all numbers that the halves can express.
+    """Return numbers x encrypted once by a Feistel network. Each round adds a hash of the right
+    half to the left half, modulo its size, and swaps them. Results may be a little above n.
     """
     left, right, left_size, right_size = _split_into_halves(n, x)
     for key in round_keys:
@@ -268,13 +227,7 @@ def _encrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
 
 
 def _decrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
-    """Return numbers x decrypted once by a Feistel network: the inverse of `_encrypt`.
-
-    A number has two halves: x = left + right * left_size, where `left_size` is the square root of
-    n, rounded up, and the left half is below it. Each round of the encryption added a hash of the
-    right half to the left half, modulo `left_size`, and swapped the halves. Here the last round is
-    undone first, so `round_keys` are those of `_encrypt` in reverse order.
-    """
+    """Return numbers decrypted once: the inverse of `_encrypt`, with its round keys reversed."""
     left, right, left_size, right_size = _split_into_halves(n, x)
     for key in round_keys:
         left, right, left_size, right_size = right, left, right_size, left_size
@@ -287,13 +240,9 @@ def _decrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
 
 
 def _hash(x: Unsigned, key: Unsigned, size: Unsigned) -> Unsigned:
-    """Return a hash of each x under a key, in `[0, size)`: the round function of a Feistel network.
-
-    It is a multiply-xorshift hash, with the constants of lowbias32 (Chris Wellons, "Prospecting for
-    hash functions", 2018) for 32 bits, and of degski64 for 64 bits; both are in
-    https://github.com/skeeto/hash-prospector. Its upper half is scaled to `[0, size)` by
-    multiplying by the size and dropping the lower half of the product (multiply-high), which is
-    faster than a modulo.
+    """Return a hash of each x under a key, in `[0, size)`: multiply-xorshift, with the constants of
+    lowbias32 (32 bits) and degski64 (64 bits) from https://github.com/skeeto/hash-prospector,
+    scaled by multiply-high, which is faster than a modulo.
     """
     multiplier_1, multiplier_2, shift, half = _HASH_CONSTANTS[x.itemsize]  # for 32 or 64 bits
     h = x + key

@@ -25,10 +25,7 @@ class Counts(Protocol):
 
 
 class ComputedCounts:
-    """An array of `length` integers that are computed when they are indexed.
-
-    `function` takes an array of indices, and returns an integer for each.
-    """
+    """An array of `length` integers that `function` computes for an array of indices."""
 
     def __init__(self, length: int, function: Callable[[Int64s], Int64s]) -> None:
         self._length, self._function = length, function
@@ -45,13 +42,9 @@ class ComputedCounts:
 class PrefixSums:
     """Prefix sums of `counts`, and the search for the bin that contains a position.
 
-    The counts are the sizes of bins, which contain consecutive positions. With counts 2 0 3, bin 0
-    contains the positions 0 1, bin 1 is empty, and bin 2 contains the positions 2 3 4.
-
-    The counts are laid out in rows of `_row_size` consecutive counts, at most `max_entries` rows,
-    and the table has the sum of all counts before each row. The counts within a row are summed when
-    they are needed. Counts 2 0 3 1 in rows of 2 are the rows 2 0 and 3 1, and the table is 0 2 6:
-    the sums before both rows, and the sum of all.
+    The table has the sum before each row of `_row_size` counts, at most `max_entries` rows. The
+    counts within a row are summed when they are needed. In the comments, counts 2 0 3 1 are in rows
+    of 2, with the table 0 2 6: bin 0 has the positions 0 1, bin 2 the positions 2 3 4.
     """
 
     def __init__(self, counts: Counts, max_entries: int = _MAX_ENTRIES) -> None:
@@ -61,10 +54,7 @@ class PrefixSums:
         self._cache: FifoCache[Int64s] = FifoCache(1)  # of the table, which is not pickled
 
     def _complete_table(self) -> Int64s:
-        """Return the table: the sum of all counts before each row, and of all: int64[rows + 1].
-
-        It is computed when it is first used, and then cached.
-        """
+        """Return the table, int64[rows + 1], which is computed when it is first used."""
         return self._cache.get("table", self._compute_table)
 
     def _compute_table(self) -> Int64s:
@@ -84,12 +74,7 @@ class PrefixSums:
         return int(self._complete_table()[-1])
 
     def before(self, index: Int64s) -> Int64s:
-        """Return `counts[:i].sum()` for each index i, int64[n].
-
-        With counts 2 0 3 1, the sums for i = 0 1 2 3 are 0 2 2 5. Very many counts are divided into
-        rows of `_row_size` counts: 2 0 and 3 1. A table has the sum before each row, and the sums
-        within a row are computed here.
-        """
+        """Return `counts[:i].sum()` for each index i, int64[n]."""
         if self._row_size == 1:  # a row is a count
             return self._complete_table()[index]
         row, column = np.divmod(index, self._row_size)
@@ -97,14 +82,7 @@ class PrefixSums:
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the bin that contains each position, and the first position in it, int64[n] each.
-
-        The counts are the sizes of bins, which contain consecutive positions. Counts 2 0 3 1::
-
-            bin 0: positions 0 1    bin 1: none    bin 2: positions 2 3 4    bin 3: position 5
-
-        Very many counts are divided into rows of `_row_size` counts: 2 0 and 3 1. A table has the
-        sum before each row, and the total: 0 2 6. First find the row of each position in the table,
-        then the bin in the row. The comments have the values for positions 5 1.
+        The comments have the positions 5 1.
         """
         table = self._complete_table()
         row = np.searchsorted(table, positions, side="right") - 1  # [1, 0]
@@ -117,22 +95,15 @@ class PrefixSums:
         return bin_index, bin_start  # [3, 0] and [5, 0]
 
     def _locate_in_rows(self, rows: Int64s, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the bin that contains each position, and the first position in it.
-
-        A row is `_row_size` consecutive bins. All positions are in these rows, which are ascending.
-        The comments have the values for the rows 0 and 1, which are bins of the sizes 2 0 and 3 1,
-        and for the positions 5 and 1.
+        """Return `locate` of positions that are all in these rows, which ascend. The comments have
+        the rows 0 and 1.
         """
         bin_starts = self._sums_in_rows(rows).reshape(-1)  # [0, 2, 2, 5]
         found = np.searchsorted(bin_starts, positions, side="right") - 1  # [3, 0]
         return self._indices_in_rows(rows)[found], bin_starts[found]  # [3, 0] and [5, 0]
 
     def _sums_in_rows(self, rows: Int64s) -> Int64s:
-        """Return the sum of all counts before each count of these rows, int64[rows, _row_size].
-
-        Very many counts are divided into rows of `_row_size` counts, and only the sum before each
-        row is in a table. Counts 2 0 3 1 are the rows 2 0 and 3 1, with the sums 0 2 and 2 5.
-        """
+        """Return the sum of all counts before each count of these rows, int64[rows, _row_size]."""
         indices = self._indices_in_rows(rows)
         # The last row may be incomplete: it is filled with zeros.
         last = len(self._counts) - 1

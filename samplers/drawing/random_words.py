@@ -22,9 +22,7 @@ _MASK = (1 << 64) - 1
 
 def random_words(key: int | UInt64s, counter: Int64s | UInt64s) -> UInt64s:
     """Return random word number `counter` of the stream of `key`: 64 random bits, by splitmix64.
-
-    Counters and keys are broadcast, to one dimension at least. The same key and counter always give
-    the same word, so no generator has a state.
+    Both are broadcast, to one dimension at least.
     """
     # The state of the generator after `counter` steps.
     x = np.atleast_1d(np.asarray(counter)).astype(np.uint64)  # always a copy: updated in place
@@ -48,9 +46,8 @@ def root_key(seed: int, purpose: str) -> int:
 
 def derive(key: int, *path: int) -> int:
     """Return the key of a substream, such as `derive(key, epoch, step)`: a hash of key and path.
-
-    Each number n of the path replaces the key by `random_words(key, n)`: a word of the splitmix64
-    generator, computed here with Python's integers, as numpy takes ten times as long for one word.
+    Each number replaces the key by its `random_words`, in Python's integers, ten times as fast for
+    one.
     """
     for number in path:
         x = (key + (int(number) + 1) * int(_GOLDEN)) & _MASK
@@ -61,11 +58,9 @@ def derive(key: int, *path: int) -> int:
 
 
 def uniform_below(random: UInt64s, bound: int | Int64s) -> Int64s:
-    """Return random words scaled to `[0, bound)`, for any bound up to 2^63, by multiply-high.
-
-    The result is the upper half of the 128-bit product of word and bound (Lemire, "Fast random
-    integer generation in an interval", 2019), here from products of 32-bit halves, as numpy has no
-    128-bit integers. The product of the two lower halves is too small to matter, and is dropped.
+    """Return random words scaled to `[0, bound)`, for any bound up to 2^63: the upper half of the
+    product (Lemire, "Fast random integer generation in an interval", 2019) of 32-bit halves,
+    without that of the lower ones.
     """
     bounds = np.asarray(bound, dtype=np.uint64)
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)

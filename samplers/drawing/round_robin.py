@@ -32,11 +32,7 @@ _MIN_SEGMENTS_FOR_SHORT_ONE = 16  # with fewer segments, one that ends early wou
 
 
 class Rounds:
-    """The rounds that read W segments of these lengths, int64[W], side by side.
-
-    A round reads one entry of each segment that has entries left. Segments of 3, 2 and 2 entries
-    have rounds of 3, 3 and 1 entries.
-    """
+    """The rounds that read one entry of each of W segments, int64[W], that has entries left."""
 
     def __init__(self, lengths: Int64s) -> None:
         # All rounds are equally long until the first segment ends, and so on to the next end. So
@@ -48,12 +44,7 @@ class Rounds:
         self._first_position = np.append(0, range_stops)  # of each range, in the output
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the round of each position of the output, and the index in the round, int64[n].
-
-        The output has the entries of all rounds, round after round. With rounds of 3, 3 and 1
-        entries, position 4 is in round 1, at index 1. Consecutive rounds of equal length are a
-        *range*, in which the round and the index follow by division.
-        """
+        """Return the round of each position of the output, and the index in the round, int64[n]."""
         range_number = np.searchsorted(self._first_position, positions, side="right") - 1
         offset = positions - self._first_position[range_number]
         round_in_range, index_in_round = np.divmod(offset, self._round_size[range_number])
@@ -63,10 +54,8 @@ class Rounds:
 class RoundRobin:
     """Round-robin over the segments of a sequence, in a constant order, longer segments first.
 
-    Each round reads the next entry of every segment that has entries left. Any W consecutive
-    entries of the output, at its start and end too, are of W different segments, or of W - 1 if one
-    segment is much shorter. `bounds` is int64[W + 1] from 0. There may be several sequences of this
-    length; each has an order of segments of its own, by its key in `keys`.
+    Any W consecutive entries of the output are of W different segments, or of W - 1 if one is much
+    shorter. Each of several sequences of this length has an order of its own, by its key in `keys`.
     """
 
     def __init__(self, bounds: Int64s, keys: UInt64s) -> None:
@@ -79,17 +68,8 @@ class RoundRobin:
         self._segment_starts = bounds[order]
 
     def indices_at(self, sequence_number: int | Int64s, positions: Int64s) -> Int64s:
-        """Return the index that is read at each position, where segments are read side by side.
-
-        A sequence of indices is divided into segments. Each round reads the next index of every
-        segment, longer segments first. The segments 0 1 2 and 3 4 are read in three rounds::
-
-            position      0 1   2 3   4
-            index read    0 3   1 4   2
-
-        There may be several sequences of the same length, which read their segments in different
-        orders. `sequence_number` says which sequence is read: one number, or int64[n]. The comments
-        have the values of the example, and the result is int64[n].
+        """Return the index that is read at each position of a sequence, or of several, int64[n].
+        The comments have the segments 0 1 2 and 3 4, read as 0 3, 1 4 and 2.
         """
         # For each position: [0, 0, 1, 1, 2] and [0, 1, 0, 1, 0].
         round_, index_in_round = self._rounds.locate(positions)
@@ -99,20 +79,14 @@ class RoundRobin:
         return segment_start + round_  # [0, 3, 1, 4, 2]
 
     def indices_in_round(self, positions: Int64s) -> Int64s:
-        """Return which segment is read at each position, as its index in a round, int64[n].
-
-        All rounds read the segments in the same order. With rounds of 3, 3 and 1 segments, the
-        positions 3, 4 and 6 have the indices 0, 1 and 0.
-        """
+        """Return which segment is read at each position, as its index in a round, int64[n]."""
         return self._rounds.locate(positions)[1]
 
 
 class ShuffledRoundRobin:
     """Round-robin over the segments of a sequence, in a new random order in every round.
 
-    Each round reads the next entry of every segment that has entries left. A segment is read
-    cyclically: its first entry comes in round `first_rounds[segment]` (int64[W]), and after its
-    last entry its first entry follows. So a segment starts somewhere in its middle.
+    A segment is read cyclically: its first entry comes in round `first_rounds[segment]`.
     """
 
     def __init__(self, bounds: Int64s, first_rounds: Int64s, *, key: int) -> None:
@@ -125,18 +99,12 @@ class ShuffledRoundRobin:
 
     def indices_at(self, positions: Int64s) -> Int64s:
         """Return the index into the sequence that is read at each position of the output, int64[n].
-
-        The sequence is divided into segments. Each round reads one index of every segment that has
-        indices left, in a random order. A segment is read cyclically: its first index comes in
-        round `_first_rounds[segment]`. So the segment 0 1 2 with the first round 1 is read as
-        2 0 1. With a second segment 3 4, whose first round is 0, the rounds may be::
+        The comments have the segments 0 1 2 (first round 1) and 3 4 (first round 0)::
 
             round         0     1     2
             position      0 1   2 3   4
             segment       1 0   0 1   0
             index read    3 2   0 4   1
-
-        The comments have the values of the example.
         """
         # The round of each position, [0, 0, 1, 1, 2], and the index in it, [0, 1, 0, 1, 0].
         round_, index_in_round = self._rounds.locate(positions)
@@ -149,19 +117,12 @@ class ShuffledRoundRobin:
         return self._segment_starts[segment] + offset_in_segment  # [3, 2, 0, 4, 1]
 
     def _orders(self, rounds: Int64s) -> NDArray[np.int32]:
-        """Return the random order in which each round reads the segments: int32[rounds, W].
-
-        It is cached: if there are many segments, the next batch often has the same round.
-        """
+        """Return the random order in which each round reads the segments, int32[rounds, W]."""
         return self._cache.get(rounds.tobytes(), partial(self._compute_orders, rounds))
 
     def _compute_orders(self, rounds: Int64s) -> NDArray[np.int32]:
-        """Compute the random order in which each round reads the segments: int32[rounds, W].
-
-        Segments that have no entry left in the round come last. The order is the argsort of random
-        words. A plain sort is faster: so the lower bits of each word are replaced by the number of
-        its segment, and after the sort these bits are the order. The highest bit is set where the
-        segment has no entry left.
+        """Compute the orders of rounds: random words are sorted with the segment's number as lower
+        bits, and the highest bit where it has no entry left.
         """
         segment = np.arange(len(self._lengths))
         packed = random_words(random_words(self._key, rounds)[:, None], segment) >> np.uint64(1)
@@ -174,29 +135,17 @@ class ShuffledRoundRobin:
 
 
 def equal_bounds(size: int, count: int) -> Int64s:
-    """Divide `size` entries into `count` segments; return their bounds, int64[count + 1].
-
-    The lengths of segments differ by at most one, and the shorter segments come first: 7 entries in
-    3 segments have the bounds 0, 2, 4, 7.
-    """
+    """Divide `size` entries into `count` segments, shorter ones first; return int64[count + 1]."""
     length, num_longer = divmod(size, count)
     number = np.arange(count + 1)
     return number * length + np.maximum(number - (count - num_longer), 0)
 
 
 def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
-    """Divide `size` records into `count` segments that start at different offsets in a block.
-
-    The records are in blocks of `block` records, and a record of each segment is read in turn. If
-    all segments came to their next block at the same time, the order would be less random.
-
-    For example, 512 records are 32 blocks of 16 records. If each of 16 segments had 2 blocks, all
-    would start at offset 0. So the segments are as long as if there were 33 blocks: 33 records.
-    They start at 0, 33, 66, ..., 495, which are the offsets 0, 1, 2, ..., 15. Only the last segment
-    is shorter: it stops at 512, after 17 records.
-
-    Returns:
-        Where each segment starts, and where the last stops: int64[count + 1].
+    """Divide `size` records into `count` segments that start at different offsets in a block;
+    return their bounds. Otherwise all would come to their next block at the same time, which is
+    less random. The comments have 512 records in blocks of 16: segments are as long as if there
+    were 33 blocks.
     """
     num_blocks = -(-size // block)  # 32
     # Segment i starts after i * 33 / 16 blocks. As 33 and 16 have no common divisor, the fractions
@@ -211,22 +160,12 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
 
 
 def _next_coprime(number: int, modulus: int) -> int:
-    """Return the first number, from `number` on, that has no common divisor with `modulus`.
-
-    >>> _next_coprime(32, 16)
-    33
-    """
+    """Return the first number, from `number` on, that has no common divisor with `modulus`."""
     return next(candidate for candidate in count(number) if gcd(candidate, modulus) == 1)
 
 
 def _rounded_bounds(size: int, count: int) -> Int64s:
-    """Return `i * size // count` for each i from 0 to `count`: the bounds of equal segments.
-
-    This product might overflow int64, so the division comes first.
-
-    >>> _rounded_bounds(10, 4).tolist()
-    [0, 2, 5, 7, 10]
-    """
+    """Return `i * size // count` for each i from 0 to `count`, without overflow of int64."""
     length, remainder = divmod(size, count)
     i = np.arange(count + 1)
     return i * length + i * remainder // count

@@ -46,12 +46,8 @@ class WeightedPermutation:
         self._sorted: FifoCache[Int64s] = FifoCache(2)
 
     def prepare(self, fraction: float) -> None:
-        """Divide this fraction of the records into buckets, and a quarter more, if not done yet.
-
-        A bucket is a range of the random keys by which the records are sorted. To divide them is
-        the first half of a bucket sort. It is spread over time: `fraction` grows from 0 to 1 while
-        the previous epoch is drawn. All records are divided at a fraction of 0.8 already, so this
-        is complete before the epoch starts. The records are divided in chunks, in stored order.
+        """Divide this fraction of the records into buckets, and a quarter more, if not done yet:
+        called while the previous epoch is drawn, so that all are divided before the epoch starts.
         """
         goal = min(len(self._chunks), int(len(self._chunks) * fraction * _HEAD_START))
         for number in range(self._chunks_done, goal):
