@@ -1,11 +1,17 @@
 """Trainings that are killed, broken off, peeked at and resumed, against a plain loop.
 
     PYTHONPATH=tests python tests/faults/soak.py --seconds 3600
+    PYTHONPATH=tests python tests/faults/soak.py --memory
 
 Each route trains in a child process, which notes every batch that its training step receives, and
 saves as its framework does. The parent kills the child at a random moment and starts it again. The
-child goes on at its last save, and drops the notes after that save. In the end the notes must be
-the batches of a plain loop: nothing lost, nothing twice.
+child goes on at its last save, with another number of ranks and workers, and drops the notes after
+that save. In the end the notes must be the batches of a plain loop: nothing lost, nothing twice.
+
+Each training has another stream: epochs of 3 to 50 batches, at random, by shard, mixed or P×K, with
+weights or K that change, and records that are replaced, from a random step on.
+
+With `--memory`, each route trains for long without a kill, and its memory must not grow.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +34,95 @@ import numpy as np
 from support.inside import replace_file
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, open_index, pack, shuffled
-from twinfeed.samplers import BatchSampler, RandomSampler
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    MixtureSampler,
+    PKBatchSampler,
+    RandomSampler,
+    Sampler,
+    SubsetSampler,
+    replaced,
+)
 
-RECORDS, BATCH, EPOCHS, EVERY = 120, 8, 4, 4
-STEPS = RECORDS // BATCH
+RECORDS, CLASSES, BATCH, EVERY = 400, 20, 8, 4
 AHEAD = min(8, os.cpu_count() or 8)
+KINDS = ("random", "shards", "mixture", "pk")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a training draws, for how long, and how it is interrupted."""
+
+    route: str
+    steps: int
+    epochs: int
+    kind: str
+    change: int
+    """The training step from which weights, or K, are others."""
+    replaced: dict[int, dict[int, list[int]]]
+    workers: int
+    """Of routes that may not change the number of workers."""
+    pause: float
+    """Seconds of a training step, at most."""
+
+    @classmethod
+    def at_random(cls, route: str, total: int = 70, pause: float = 0.005) -> Case:
+        """Return the case of one training."""
+        kinds = {"choose": KINDS[1:], "ordered": KINDS[:3]}.get(route, KINDS)
+        kind = random.choice(kinds)
+        steps = random.randint(3, 50)
+        if route == "choose" and kind == "shards":
+            steps = RECORDS // BATCH  # a dataset for each segment of all records
+        epochs = max(2, total // steps)
+        change = random.randrange(1, steps * epochs)
+        case = cls(route, steps, epochs, kind, change, {}, random.randrange(3), pause)
+        if kind in ("random", "pk") and random.random() < 0.7:
+            ids = range(0, RECORDS, CLASSES) if kind == "pk" else range(steps * BATCH)
+            bad, *goods = random.sample(ids, 3)  # of one class
+            return replace(case, replaced={random.randrange(case.total): {bad: goods}})
+        return case
+
+    @property
+    def total(self) -> int:
+        """All steps of the training."""
+        return self.steps * self.epochs
+
+    def feed(self, index: Index) -> Feed:
+        """Return what a training is fed."""
+        stream: BatchStream
+        if self.kind == "pk":
+            labels, k = np.arange(RECORDS) % CLASSES, {0: 2, self.change: 4}
+            stream = PKBatchSampler(labels, p=4, k=k, seed=1, batches_per_epoch=self.steps)
+        else:
+            count = self.steps * BATCH
+            first = RandomSampler(count, seed=1)
+            order: Sampler = SubsetSampler(range(count), of=RECORDS, order=first)
+            if self.kind == "shards":  # datasets of a feed are segments of a shard-aware shuffle
+                order = shuffled(index, seed=1, records=None if count == RECORDS else range(count))
+            if self.kind == "mixture":
+                parts = [RandomSampler(100, seed=1), RandomSampler(RECORDS - 100, seed=2)]
+                weights = {0: [3, 1], self.change: [1, 1]}
+                order = MixtureSampler(parts, weights=weights, num_samples=count, seed=3)
+            stream = BatchSampler(order, batch_size=BATCH)
+        return Feed(index, replaced(stream, self.replaced) if self.replaced else stream)
 
 
 class Notes:
     """The ids of every batch that a training has received, in a file that survives a kill."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, case: Case, step: int) -> None:
         path = folder / "notes"
         lines = path.read_text().splitlines(keepends=True)[:step] if path.exists() else []
         assert len(lines) == step, f"the save is of step {step}, and {len(lines)} were received"
         replace_file(path, "".join(lines).encode(), "notes", bool)
-        self._file = path.open("a")
+        self._file, self._pause = path.open("a"), case.pause
 
     def add(self, ids: Any) -> None:
         """Note a batch, and take a moment, as a training step does."""
         self._file.write(json.dumps([int(one) for one in ids]) + "\n")
         self._file.flush()
-        time.sleep(random.random() / 200)
-
-
-def feed_of(index: Index, route: str) -> Feed:
-    """What a route is fed: datasets of a feed are segments of a shard-aware shuffle."""
-    order = shuffled(index, seed=1) if "choose" in route else RandomSampler(RECORDS, seed=1)
-    return Feed(index, BatchSampler(order, batch_size=BATCH))
+        time.sleep(random.random() * self._pause)
 
 
 class JsonSave:
@@ -125,80 +193,159 @@ class OrbaxSave:
 
 def loop(
     folder: Path,
-    loader: Any,
-    over: Callable[[], Iterator[Any]],
-    look: Any = None,
+    case: Case,
+    loaders: list[Any],
+    over: Callable[[Any], Iterator[Any]] = iter,
+    look: Callable[[], Any] | None = None,
     save: Callable[[Path], Any] = JsonSave,
 ) -> None:
-    """Train by a loop that saves, breaks off, names its epochs and looks at batches at random."""
+    """Train on all ranks by a loop that saves, breaks off, names its epochs and looks at batches.
+
+    All at random. The ranks take a step after each other.
+    """
     saves = save(folder)
     state = saves.read()
     if state is not None:
-        loader.load_state_dict(state)
-    notes = Notes(folder, loader.epoch * STEPS + loader.step)
-    while loader.epoch < EPOCHS:
+        for loader in loaders:
+            loader.load_state_dict(state)
+    first = loaders[0]
+    notes = Notes(folder, case, first.epoch * case.steps + first.step)
+    while first.epoch < case.epochs:
         # A look at the last batches of an epoch is a pass, as the page on TensorFlow says: one is
         # taken, three are prefetched, and TensorFlow maps as many more as there are processors.
-        if look is not None and loader.step < STEPS - 4 - AHEAD and random.random() < 0.5:
+        if look is not None and first.step < case.steps - 4 - AHEAD and random.random() < 0.5:
             next(iter(look()))
-        if loader.step == 0 and random.random() < 0.5:
-            loader.set_epoch(loader.epoch)
-        stop = random.choice([None, None, random.randrange(1, STEPS)])
-        for number, batch in enumerate(over(), 1):
-            notes.add(
-                batch["id"].tolist() if hasattr(batch["id"], "tolist") else batch["id"].numpy()
-            )
-            if loader.step % EVERY == 0:
-                saves.write(loader.state_dict(), loader.epoch * STEPS + loader.step)
+        if first.step == 0 and random.random() < 0.3:
+            for loader in loaders:
+                loader.set_epoch(first.epoch)
+        stop = random.choice([None, None, None, random.randrange(1, case.steps)])
+        passes = [over(loader) for loader in loaders]
+        for number, batches in enumerate(zip(*passes, strict=True), 1):
+            notes.add(np.concatenate([np.asarray(batch["id"]) for batch in batches]))
+            states = [loader.state_dict() for loader in loaders]
+            assert all(state == states[0] for state in states), states
+            done = first.epoch * case.steps + first.step
+            if done % EVERY == 0:
+                saves.write(states[0], done)
             if number == stop:
                 break
+    for loader in loaders:
+        getattr(loader, "close", bool)()
     saves.close()
 
 
-def numpy_route(folder: Path, index: Index) -> None:
-    loader = NumpyLoader(feed_of(index, "numpy"), prefetch=3)
-    loop(folder, loader, lambda: iter(loader))
+def feeds_of(case: Case, index: Index) -> list[Feed]:
+    """Return the feed of each rank, of a random number of ranks."""
+    feed, world_size = case.feed(index), random.choice([1, 1, 2, 4])
+    return [feed.shard(rank, world_size) for rank in range(world_size)]
 
 
-def torch_route(folder: Path, index: Index, workers: int) -> None:
+def numpy_route(folder: Path, index: Index, case: Case) -> None:
+    threads, prefetch = random.randrange(3), random.randrange(4)
+    options = {"prefetch": prefetch, "threads": threads if prefetch else 0}
+    loop(folder, case, [NumpyLoader(feed, **options) for feed in feeds_of(case, index)])
+
+
+def torch_route(folder: Path, index: Index, case: Case) -> None:
     from twinfeed.loaders.torch import TorchLoader
 
-    loader = TorchLoader(
-        feed_of(index, "torch"), num_workers=workers, persistent_workers=workers > 0
+    loaders = [TorchLoader(feed) for feed in feeds_of(case, index)]
+    loop(
+        folder,
+        case,
+        loaders,
+        look=lambda: TorchLoader(loaders[0].feed).dataloader(),
+        save=TorchSave,
     )
-    look = None if workers else lambda: TorchLoader(loader.feed).dataloader()
-    loop(folder, loader, lambda: iter(loader), look, TorchSave)
 
 
-def jax_route(folder: Path, index: Index) -> None:
+def workers_route(folder: Path, index: Index, case: Case) -> None:
+    from twinfeed.loaders.torch import TorchLoader
+
+    options = {"num_workers": random.randint(1, 3), "persistent_workers": random.random() < 0.7}
+    feeds = feeds_of(case, index)[:2]
+    feeds = feeds if len(feeds) == feeds[0].sampler.world_size else [case.feed(index)]
+    loop(folder, case, [TorchLoader(feed, **options) for feed in feeds], save=TorchSave)
+
+
+def stateful_route(folder: Path, index: Index, case: Case) -> None:
+    """torchdata's loader over all batches of the feed, which has the position itself."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from twinfeed.loaders.torch import RecordDataset, RequestSampler
+
+    feed = case.feed(index)
+    requests = RequestSampler(feed)
+    loader = StatefulDataLoader(
+        RecordDataset(feed), batch_sampler=requests, collate_fn=dict, num_workers=case.workers
+    )
+    saves = TorchSave(folder)
+    saved = saves.read()
+    done = 0
+    if saved is not None:
+        done = saved["step"]
+        loader.load_state_dict(saved["torchdata"])
+    notes = Notes(folder, case, done)
+    while done < case.total:
+        for batch in loader:
+            notes.add(batch["id"])
+            done += 1
+            if done % EVERY == 0:
+                saves.write({"step": done, "torchdata": loader.state_dict()}, done)
+
+
+def ordered_route(folder: Path, index: Index, case: Case) -> None:
+    """A host that reads in sequence, with its own count of steps."""
+    from torch.utils.data import DataLoader
+
+    from twinfeed.loaders.torch import ordered
+
+    saves = JsonSave(folder)
+    done = (saves.read() or {"step": 0})["step"]
+    notes, feed = Notes(folder, case, done), case.feed(index)
+    if done == case.total:
+        return
+    data = ordered(feed, start=done * BATCH, epochs=case.epochs)
+    for batch in DataLoader(data, BATCH, num_workers=random.randrange(3)):
+        notes.add(batch["id"])
+        done += 1
+        if done % EVERY == 0:
+            saves.write({"step": done}, done)
+
+
+def jax_route(folder: Path, index: Index, case: Case) -> None:
     from twinfeed.loaders.jax import JaxLoader
 
-    loader = JaxLoader(feed_of(index, "jax"))
-    loop(folder, loader, lambda: iter(loader), save=OrbaxSave)
+    loop(folder, case, [JaxLoader(case.feed(index))], save=OrbaxSave)
 
 
-def tensorflow_route(folder: Path, index: Index, route: str) -> None:
+def tensorflow_route(folder: Path, index: Index, case: Case) -> None:
     from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, source_datasets
 
-    feed = feed_of(index, route)
-    choosing = "choose" in route
-    loader = choose(feed.sampler, source_datasets(feed)) if choosing else TensorFlowLoader(feed)
-    made = loader.dataset.map(lambda batch: {"id": batch["id"]}).prefetch(3)
+    if case.route == "choose":
+        feed = case.feed(index)
+        loaders: list[Any] = [choose(feed.sampler, source_datasets(feed))]
+    else:
+        loaders = [TensorFlowLoader(feed) for feed in feeds_of(case, index)]
+    made = {
+        id(loader): loader.dataset.map(lambda batch: {"id": batch["id"]}).prefetch(3)
+        for loader in loaders
+    }
 
-    def over() -> Iterator[Any]:
-        return iter(loader) if random.random() < 0.5 else loader.track(made)
+    def over(loader: Any) -> Iterator[Any]:
+        return iter(loader) if random.random() < 0.5 else loader.track(made[id(loader)])
 
-    loop(folder, loader, over, lambda: made)
+    loop(folder, case, loaders, over, lambda: made[id(loaders[0])])
 
 
-def keras_route(folder: Path, index: Index, route: str) -> None:
+def keras_route(folder: Path, index: Index, case: Case) -> None:
     import keras
     import tensorflow as tf
 
     from twinfeed.loaders.keras import ResumeCallback
     from twinfeed.loaders.tensorflow import TensorFlowLoader
 
-    loader = TensorFlowLoader(feed_of(index, route))
+    loader = TensorFlowLoader(case.feed(index))
     resume = ResumeCallback(loader, folder / "saves", save_freq=EVERY, order="unchecked")
     noted: list[Notes] = []
 
@@ -208,7 +355,7 @@ def keras_route(folder: Path, index: Index, route: str) -> None:
         def train_step(self, data: Any) -> Any:
             ids, _ = data
             if not noted:
-                noted.append(Notes(folder, loader.epoch * STEPS + loader.step))
+                noted.append(Notes(folder, case, loader.epoch * case.steps + loader.step))
             noted[0].add(ids.numpy()[:, 0])
             return super().train_step((tf.cast(ids, tf.float32) / RECORDS, data[1]))
 
@@ -218,18 +365,22 @@ def keras_route(folder: Path, index: Index, route: str) -> None:
     inputs = keras.Input([1])
     model = Model(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse", run_eagerly=True)
-    if route == "keras fit":
-        resume.fit(model, arrange, epochs=EPOCHS, verbose=0)
+    if case.route == "keras fit":
+        resume.fit(model, arrange, epochs=case.epochs, verbose=0)
     else:
         resume.restore(model)
-        if loader.epoch < EPOCHS:
+        if loader.epoch < case.epochs:
             dataset = loader.dataset.map(arrange).prefetch(2)
             model.fit(
-                dataset, initial_epoch=loader.epoch, epochs=EPOCHS, callbacks=[resume], verbose=0
+                dataset,
+                initial_epoch=loader.epoch,
+                epochs=case.epochs,
+                callbacks=[resume],
+                verbose=0,
             )
 
 
-def lightning_route(folder: Path, index: Index) -> None:
+def lightning_route(folder: Path, index: Index, case: Case) -> None:
     import logging
 
     import lightning
@@ -239,7 +390,7 @@ def lightning_route(folder: Path, index: Index) -> None:
     from twinfeed.loaders.torch import TorchLoader
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    loader = TorchLoader(feed_of(index, "lightning"), device="cpu")
+    loader = TorchLoader(case.feed(index), device="cpu")
     noted: list[Notes] = []
 
     class Module(lightning.LightningModule):
@@ -251,7 +402,7 @@ def lightning_route(folder: Path, index: Index) -> None:
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             if not noted:
-                noted.append(Notes(folder, self.global_step))
+                noted.append(Notes(folder, case, self.global_step))
             noted[0].add(batch["id"].tolist())
             return self.weight * 2
 
@@ -262,7 +413,7 @@ def lightning_route(folder: Path, index: Index) -> None:
     saver = ModelCheckpoint(saves, "{step}", every_n_train_steps=EVERY, save_top_k=-1)
     trainer = lightning.Trainer(
         accelerator="cpu",
-        max_epochs=EPOCHS,
+        max_epochs=case.epochs,
         callbacks=[saver],
         logger=False,
         enable_progress_bar=False,
@@ -279,47 +430,49 @@ def lightning_route(folder: Path, index: Index) -> None:
     trainer.fit(Module(), loader)
 
 
-def accelerate_route(folder: Path, index: Index) -> None:
+def accelerate_route(folder: Path, index: Index, case: Case) -> None:
     from accelerate import Accelerator
 
     from twinfeed.loaders.torch import TorchLoader
 
     accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(TorchLoader(feed_of(index, "accelerate"), device="cpu"))
-    loop(folder, loader, lambda: iter(loader))
+    loader = accelerator.prepare(TorchLoader(case.feed(index), device="cpu"))
+    loop(folder, case, [loader])
 
 
-ROUTES: dict[str, Callable[[Path, Index], None]] = {
+ROUTES: dict[str, Callable[[Path, Index, Case], None]] = {
     "numpy": numpy_route,
-    "torch": lambda folder, index: torch_route(folder, index, 0),
-    "torch workers": lambda folder, index: torch_route(folder, index, 2),
+    "torch": torch_route,
+    "torch workers": workers_route,
+    "stateful": stateful_route,
+    "ordered": ordered_route,
     "jax": jax_route,
-    "tensorflow": lambda folder, index: tensorflow_route(folder, index, "tensorflow"),
-    "choose": lambda folder, index: tensorflow_route(folder, index, "choose"),
-    "keras fit": lambda folder, index: keras_route(folder, index, "keras fit"),
-    "keras callback": lambda folder, index: keras_route(folder, index, "keras callback"),
+    "tensorflow": tensorflow_route,
+    "choose": tensorflow_route,
+    "keras fit": keras_route,
+    "keras callback": keras_route,
     "lightning": lightning_route,
     "accelerate": accelerate_route,
 }
 
 
-def be(route: str, folder: Path) -> None:
+def be(case: Case, folder: Path) -> None:
     """Train as a child, which leads a session of its own and its workers."""
     os.setsid()
-    ROUTES[route](folder, open_index(folder.parent / "data.index"))
+    ROUTES[case.route](folder, open_index(folder.parent / "data.index"), case)
 
 
-def train(route: str, folder: Path, kills: int) -> int:
-    """Train to the end, through some kills; return how many there were.
+def train(case: Case, folder: Path, kills: int) -> tuple[int, list[int]]:
+    """Train to the end, through some kills; return how many there were, and the memory at times.
 
     A child is a fork of a process that has imported the frameworks and done nothing.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tensorflow", "torch"])
-    notes, killed = folder / "notes", 0
+    notes, killed, used = folder / "notes", 0, []
     while True:
         before = notes.stat().st_mtime_ns if notes.exists() else 0
-        child = context.Process(target=be, args=(route, folder))
+        child = context.Process(target=be, args=(case, folder))
         child.start()
         assert child.pid is not None
         while child.is_alive() and killed < kills:
@@ -330,18 +483,38 @@ def train(route: str, folder: Path, kills: int) -> int:
                     killed += 1
                 break
             time.sleep(0.01)
+        while not kills and child.is_alive():
+            if notes.exists() and notes.stat().st_mtime_ns != before:
+                used.append(memory_of(child.pid))
+            child.join(timeout=0.5)
         child.join(timeout=300)
         if child.exitcode == 0:
-            return killed
-        assert child.exitcode == -signal.SIGKILL, f"{route} ended with {child.exitcode}"
+            return killed, used
+        assert child.exitcode == -signal.SIGKILL, f"{case} ended with {child.exitcode}"
 
 
-def check(route: str, index: Index, folder: Path) -> None:
+def memory_of(session: int) -> int:
+    """Return the bytes of memory of a child and its workers; shared pages are divided."""
+    total = 0
+    for process in Path("/proc").iterdir():
+        with suppress(OSError, ValueError, StopIteration):
+            if os.getsid(int(process.name)) == session:
+                lines = (process / "smaps_rollup").read_text().splitlines()
+                pss = next(line for line in lines if line.startswith("Pss:"))
+                total += int(pss.split()[1]) << 10
+    return total
+
+
+def check(case: Case, index: Index, folder: Path) -> None:
     """Compare what a training has received with the batches of a plain loop."""
     received = [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
-    sampler = feed_of(index, route).sampler
-    plain = [ids.tolist() for epoch in range(EPOCHS) for ids in sampler.batches(epoch, 0, STEPS)]
-    assert received == plain, f"{route}, {folder}: other batches than a plain loop"
+    sampler = case.feed(index).sampler
+    plain = [
+        ids.tolist()
+        for epoch in range(case.epochs)
+        for ids in sampler.batches(epoch, 0, case.steps)
+    ]
+    assert received == plain, f"{case}, {folder}: other batches than a plain loop"
 
 
 def main() -> None:
@@ -350,18 +523,31 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--routes", nargs="+", choices=ROUTES, default=list(ROUTES))
+    parser.add_argument("--memory", action="store_true", help="train for long, without a kill")
     options = parser.parse_args()
     random.seed(options.seed)
     end, trainings, kills = time.monotonic() + options.seconds, 0, 0
     with tempfile.TemporaryDirectory() as place:
         index = pack([{"word": b"%d" % n} for n in range(RECORDS)], place)["data"]
+        if options.memory:
+            for route in options.routes:
+                folder = Path(place, route)
+                folder.mkdir()
+                steps = 800 if route == "stateful" else 5000  # its workers start anew each epoch
+                case = Case.at_random(route, total=steps, pause=0)
+                _, used = train(case, folder, 0)
+                check(case, index, folder)
+                early, late = (max(part) >> 20 for part in np.array_split(used, 2))
+                print(f"{route}: {case.total} steps, at most {early} MiB, then {late}", flush=True)
+            return
         for number, route in enumerate(options.routes * 10**6):
             folder = Path(place, str(number))
             folder.mkdir()
-            kills += train(route, folder, random.randrange(1, 5))
-            check(route, index, folder)
+            case = Case.at_random(route)
+            kills += train(case, folder, random.randrange(1, 5))[0]
+            check(case, index, folder)
             trainings += 1
-            print(f"{route}: as a plain loop, after {kills} kills in all", flush=True)
+            print(f"{case}: as a plain loop, after {kills} kills in all", flush=True)
             if time.monotonic() > end and trainings >= len(options.routes):
                 break
     print(f"{trainings} trainings through {kills} kills: nothing lost, nothing twice")
