@@ -1,5 +1,6 @@
 """Reading by id: reader.py gives the fields of records.
 
+- together.py reads records in one call, or one by one after an error.
 - local.py reads shards, through few open files, and loose files. remote.py fetches what lies at a
   URL.
 - prefetch/ fetches ranges before they are needed.

@@ -8,20 +8,21 @@ SHA-256. So no pair is false, and where nothing is equal, nothing is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.errors import LoaderError, printable
+from twinfeed.loaders.errors import printable
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.loop.feed_loader import in_order
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.together import read_together
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Ids, Int64s
 from twinfeed.loaders.support.progress import progress_bar
@@ -30,11 +31,12 @@ from twinfeed.samplers.validate import counted
 from twinfeed.samplers.verdict import Verdict
 
 _SLICE = 1 << 20  # rows of an index that are looked at in one call
-_MAX_KEYS = 1 << 25  # keys of a side that are sorted at once
+_MAX_KEYS = 1 << 23  # keys of a side that are sorted at once
 _BATCH, _BATCH_BYTES = 256, 1 << 24  # records and bytes that are read in one call
 _MAX_SHOWN = 5  # records of a finding that are listed
 
 _Keys = npt.NDArray[np.uint64]
+_NO_IDS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -100,28 +102,21 @@ class _Side:
         """Return the positions of ids among all records of the side."""
         return ids if self.ids is None else self.ids.searchsorted(ids)
 
-    def slices(self, field: str, block: int, num_blocks: int) -> Iterator[tuple[Int64s, _Keys]]:
-        """Yield ids of records and the key of each, length and CRC in one number, for those whose
+    def keys(self, field: str, block: int, num_blocks: int) -> tuple[Int64s, _Keys]:
+        """Return ids of records and the key of each, length and CRC in one number, for those whose
         CRC is in one of `num_blocks` equal ranges. Missing and empty fields are left out.
         """
-        table = self.index.table(field)
+        table, ids, keys = self.index.table(field), [_NO_IDS], [np.zeros(0, np.uint64)]
         for start in range(0, len(self), _SLICE):
             stop = min(start + _SLICE, len(self))
-            ids = np.arange(start, stop) if self.ids is None else self.ids[start:stop]
-            rows = table[start:stop] if self.ids is None else table[ids]
-            crc = rows["crc"].astype(np.uint64)
-            has_bytes = (rows["length"] > 0) & (
-                crc * np.uint64(num_blocks) >> np.uint64(32) == block
-            )
-            lengths = rows["length"][has_bytes].astype(np.uint64)
-            yield ids[has_bytes], (lengths << np.uint64(32)) | crc[has_bytes]
-
-    def sorted_keys(self, field: str, block: int, num_blocks: int) -> _Keys:
-        """Return the keys of `slices`, sorted."""
-        slices = (keys for _, keys in self.slices(field, block, num_blocks))
-        keys = np.concatenate([np.zeros(0, np.uint64), *slices])
-        keys.sort()
-        return keys
+            part = np.arange(start, stop) if self.ids is None else self.ids[start:stop]
+            rows = table[start:stop] if self.ids is None else table[part]
+            crc, length = (rows[name].astype(np.uint64) for name in ("crc", "length"))
+            of_block = crc * np.uint64(num_blocks) >> np.uint64(32) == block
+            of_block &= rows["length"] > 0
+            ids.append(part[of_block])
+            keys.append((length << np.uint64(32) | crc)[of_block])
+        return np.concatenate(ids), np.concatenate(keys)
 
 
 def overlap(
@@ -156,9 +151,8 @@ def overlap(
         progress: whether to show a progress bar.
 
     Raises:
-        KeyError: an unknown field.
-        ValueError: several fields or none could be meant, the field holds no bytes, or a group is
-            no column of integers.
+        ValueError: several fields or none could be meant, there is no such field of bytes, or a
+            group is no column of integers.
         IndexError: an id of `records` outside [0, N).
 
     >>> from tempfile import mkdtemp
@@ -211,26 +205,17 @@ def _result(
         _finding(title, map(shown, range(len(pairs)))),
         _finding(
             f"of these, with another label there: {len(other_labels):,}",
-            (
-                f"{shown(n)}: {labels[n]}, and {first_labels[n]} there"
-                for n in other_labels.tolist()
-            ),
+            (f"{shown(n)}: {labels[n]}, and {first_labels[n]} there" for n in other_labels),
         ),
         _finding(
             f"not compared, since it could not be read: {counted(len(unread), 'record')}",
             (f"{side} record {record}: {error}" for side, record, error in unread),
         ),
     ]
-    return Overlap(
-        [finding for finding in findings if finding],
-        pairs,
-        counts,
-        keep,
-        dict(Counter(labels.tolist()).most_common()),
-        other_labels,
-        unread,
-        (_NOTE,) if by_bytes else (),
-    )
+    classes = dict(Counter(labels.tolist()).most_common())
+    notes = (_NOTE,) if by_bytes else ()
+    found = [finding for finding in findings if finding]
+    return Overlap(found, pairs, counts, keep, classes, other_labels, unread, notes)
 
 
 def _sides(
@@ -258,42 +243,38 @@ def _sides(
 
 def _fields(sides: tuple[_Side, _Side], field: str | tuple[str, str] | None) -> tuple[str, str]:
     """Return the name of the field on each side, which holds bytes."""
-    names = (field, field) if isinstance(field, str) or field is None else tuple(field)
+    names = [field, field] if field is None or isinstance(field, str) else [*field]
     if len(names) != 2:
         raise ValueError(f"field must be a name, or two, got {field!r}")
     found = []
     for side, name in zip(sides, names, strict=True):
         of_bytes = [name for name, of in side.index.fields.items() if of.kind == "bytes"]
-        if name is None and len(of_bytes) != 1:
-            raise ValueError(f"field= must name one of the fields of bytes, {of_bytes}")
-        name = of_bytes[0] if name is None else name
-        side.index.table(name)  # raises KeyError
-        if name not in of_bytes:
-            raise ValueError(f"field {name!r} holds no bytes: take one of {of_bytes}")
-        found.append(name)
+        only = of_bytes[0] if name is None and len(of_bytes) == 1 else name
+        if only not in of_bytes:
+            raise ValueError(
+                f"field= must name one of the fields of bytes, {of_bytes}, got {name!r}"
+            )
+        found.append(only)
     return found[0], found[1]
 
 
 def _equal_records(
     sides: tuple[_Side, _Side], fields: tuple[str, str], is_single: bool, progress: bool
 ) -> tuple[Int64s, Int64s, list[tuple[str, int, str]]]:
-    """Return `Overlap.records`, `counts` and `unread`.
-
-    The CRCs are divided into blocks, so that the keys of a block fit in the memory.
-    """
+    """Return `Overlap.records`, `counts` and `unread`, by blocks of CRCs, to bound the memory."""
     num_blocks = -(-max(map(len, sides)) // _MAX_KEYS) or 1
     unread: list[tuple[str, int, str]] = []
-    found = [(np.zeros((0, 2), np.int64), np.zeros(0, np.int64))]
-    to_read = sides[:1] if is_single else sides
+    found = [(np.zeros((0, 2), np.int64), _NO_IDS)]
+    to_read = list(zip(sides[: 2 - is_single], fields, strict=False))
     for block in range(num_blocks):
-        common = _common_keys(to_read, fields, block, num_blocks)
-        digests = []
-        for side, field in zip(to_read, fields, strict=False):
-            ids = _with_keys(side, field, common, block, num_blocks)
-            digests.append(_digests(side, field, ids, unread, progress))
-        if is_single:
-            digests *= 2
-        pairs, counts = _joined(*digests[0], *digests[1])
+        keyed = [side.keys(field, block, num_blocks) for side, field in to_read]
+        first, last = np.sort(keyed[0][1]), np.sort(keyed[-1][1])
+        common = last[1:][last[1:] == last[:-1]] if is_single else last[_is_in(last, first)]
+        digests = [
+            _digests(side, field, ids[_is_in(keys, common)], unread, progress)
+            for (side, field), (ids, keys) in zip(to_read, keyed, strict=True)
+        ]
+        pairs, counts = _joined(*digests[0], *digests[-1])
         if is_single:  # each record is equal to itself
             is_later = pairs[:, 0] != pairs[:, 1]
             pairs, counts = pairs[is_later], counts[is_later] - 1
@@ -301,20 +282,6 @@ def _equal_records(
     pairs, counts = map(np.concatenate, zip(*found, strict=True))
     order = np.argsort(pairs[:, 1])
     return pairs[order], counts[order], unread
-
-
-def _common_keys(
-    sides: Sequence[_Side], fields: tuple[str, str], block: int, num_blocks: int
-) -> _Keys:
-    """Return the keys that both sides have, sorted; of a single side, those that it has twice."""
-    keys = sides[0].sorted_keys(fields[0], block, num_blocks)
-    if len(sides) == 1:
-        return np.unique(keys[1:][keys[1:] == keys[:-1]])
-    needles = sides[1].sorted_keys(fields[1], block, num_blocks)
-    slices = (needles[start : start + _SLICE] for start in range(0, len(needles), _SLICE))
-    return np.unique(
-        np.concatenate([np.zeros(0, np.uint64), *(s[_is_in(s, keys)] for s in slices)])
-    )
 
 
 def _is_in(keys: _Keys, sorted_keys: _Keys) -> npt.NDArray[np.bool_]:
@@ -325,31 +292,18 @@ def _is_in(keys: _Keys, sorted_keys: _Keys) -> npt.NDArray[np.bool_]:
     return np.equal(sorted_keys[np.minimum(found, len(sorted_keys) - 1)], keys)
 
 
-def _with_keys(side: _Side, field: str, common: _Keys, block: int, num_blocks: int) -> Int64s:
-    """Return the ids of the records of a side whose key is common."""
-    found = [np.zeros(0, np.int64)]
-    for ids, keys in side.slices(field, block, num_blocks) if len(common) else ():
-        found.append(ids[_is_in(keys, common)])
-    return np.concatenate(found)
-
-
 def _digests(
     side: _Side, field: str, ids: Int64s, unread: list[tuple[str, int, str]], progress: bool
 ) -> tuple[Int64s, Array]:
     """Read records, and return the ids of those that can be read, and their SHA-256, S32[n]."""
     batches = _batches(ids, side.index.table(field)[ids]["length"]) if len(ids) else []
-    digests: list[bytes] = []
-    is_read = np.ones(len(ids), bool)
     with Reader(side.index) as reader:
         results = in_order(partial(_digests_of, reader, field), batches, threads=processors())
         bar = progress_bar(results, side.name, "batch", progress, len(batches))
-        for record, digest in zip(range(len(ids)), (d for part in bar for d in part), strict=True):
-            if isinstance(digest, bytes):
-                digests.append(digest)
-            else:
-                is_read[record] = False
-                unread.append((side.name, int(ids[record]), digest))
-    return ids[is_read], np.array(digests, "S32")
+        digests = [*chain.from_iterable(bar)]
+    is_read = np.array([isinstance(digest, bytes) for digest in digests], bool)
+    unread += [(side.name, int(ids[n]), str(digests[n])) for n in np.flatnonzero(~is_read)]
+    return ids[is_read], np.array(digests, object)[is_read].astype("S32")
 
 
 def _batches(ids: Int64s, lengths: Int64s) -> list[Int64s]:
@@ -360,12 +314,11 @@ def _batches(ids: Int64s, lengths: Int64s) -> list[Int64s]:
 
 def _digests_of(reader: Reader, field: str, ids: Int64s) -> list[bytes | str]:
     """Return the SHA-256 of a field of records, or the error of one that cannot be read."""
-    try:
+
+    def read(ids: Int64s) -> list[bytes | str]:
         return [sha256(value).digest() for value in reader.read(ids, [field])[field]]
-    except (LoaderError, OSError) as error:
-        if len(ids) == 1:
-            return [" ".join(str(error).split())]
-        return [digest for record in ids for digest in _digests_of(reader, field, record[None])]
+
+    return list(read_together(read, ids, lambda _, error: " ".join(str(error).split())))
 
 
 def _joined(
@@ -400,9 +353,7 @@ def _common_groups(sides: tuple[_Side, _Side], group: str) -> tuple[Int64s, Int6
 
 
 def _labels(index: Index, ids: Int64s, like: Index | None = None) -> Array:
-    """Return the label of each record, or no labels if the index has none. They are the names of
-    classes, if it has names; then `like`, if given, must have names too.
-    """
+    """Return the label of each record, by name if classes have names; none if `like` differs."""
     if not index.has_labels or (like and bool(like.classes) != bool(index.classes)):
         return np.zeros(0, np.int64)
     labels, classes = index.labels[ids], index.classes
