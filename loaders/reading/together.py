@@ -30,5 +30,5 @@ def read_together(
     except errors as error:
         if len(items) == 1:
             return [failed(items[0], error)]
-    alone = (items[n : n + 1] for n in range(len(items)))
-    return chain.from_iterable(read_together(read, item, failed, errors) for item in alone)
+    parts = (items[n : n + 1] for n in range(len(items)))
+    return chain.from_iterable(read_together(read, part, failed, errors) for part in parts)

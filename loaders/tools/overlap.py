@@ -31,7 +31,7 @@ from twinfeed.samplers.validate import counted
 from twinfeed.samplers.verdict import Verdict
 
 _SLICE = 1 << 20  # rows of an index that are looked at in one call
-_MAX_KEYS = 1 << 23  # keys of a side that are sorted at once
+_MAX_KEYS = 1 << 22  # keys of a side that are sorted at once
 _BATCH, _BATCH_BYTES = 256, 1 << 24  # records and bytes that are read in one call
 _MAX_SHOWN = 5  # records of a finding that are listed
 

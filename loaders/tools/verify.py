@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
@@ -46,6 +46,7 @@ from twinfeed.loaders.index.paths import join, output_path
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.loop.feed_loader import in_order
 from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.together import read_together
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.atomic import check_replaceable
 from twinfeed.loaders.support.progress import progress_bar
@@ -63,10 +64,6 @@ _ShardResult = tuple[int, list[BadRecord], Int64s]
 """The number of records of a shard, what is bad there, and the ids of the good records."""
 
 _Decode = Callable[[Sample], object]
-_Good = tuple[int, str | None, Record | Sample]
-"""A good record: its number in the shard, its key and its fields."""
-
-_image_decoder = lru_cache(DecodeImage)
 
 
 @dataclass(frozen=True)
@@ -229,10 +226,13 @@ def _check_shards(
 def _check_shard(plan: BuildPlan, decode: _Decode | None, job: Job) -> _ShardResult:
     """Scan a shard without an index. It has no ids."""
     scan = _Scan(plan, job)
-    samples = ((record.number, record.key, record) for record in scan.records())
-    found = in_order(partial(_undecodable, decode, job.shard), samples, threads=_threads(decode))
-    undecodable = [finding for finding in found if finding is not None]
-    return scan.num_records, undecodable + scan.bad, np.zeros(0, np.int64)
+
+    def check(record: Record) -> BadRecord | None:
+        number, key = record.number, record.key
+        return decode and _undecodable(decode, job.shard, number, key, sample_of(record))
+
+    found = in_order(check, scan.records(), threads=processors() if decode else 1)
+    return scan.num_records, [*filter(None, found), *scan.bad], np.zeros(0, np.int64)
 
 
 def _check_indexed_shard(
@@ -244,56 +244,48 @@ def _check_indexed_shard(
     start, stop = int(stops[shard - 1]) if shard else 0, int(stops[shard])
     batches = (range(n, min(n + _BATCH, stop)) for n in range(start, stop, _BATCH))
     check = partial(_bad_records, reader, decode, name, start)
-    is_good, findings = np.ones(stop - start, bool), list[BadRecord]()
-    is_loose = index.container == "files"
     try:
-        for bad in in_order(check, batches, threads=_threads(decode)):
-            is_good[[*bad]] = False
-            findings += bad.values()
-        # Corrupted bytes, which have an offset, explain why the checksum over a shard differs.
-        is_explained = is_loose or any(finding.offset is not None for finding in findings)
-        changes = [] if is_explained else _changes(plan, index, shard)
+        results = in_order(check, batches, threads=processors() if decode else 1)
+        found = [*chain.from_iterable(results)]
     except (OSError, StaleIndexError) as error:  # of the whole shard
-        changes, findings = [bad_record(name, error)], []
-    is_good &= not changes
-    return stop - start, findings + changes, np.flatnonzero(is_good) + start
-
-
-def _threads(decode: _Decode | None) -> int:
-    """Return the number of threads that decode; 1 if nothing is decoded."""
-    return 1 if decode is None else processors()
+        return stop - start, [bad_record(name, error)], np.zeros(0, np.int64)
+    findings = [*filter(None, found)]
+    # Corrupted bytes, which have an offset, explain why the checksum over a shard differs.
+    is_explained = any(finding.offset is not None for finding in findings)
+    changes = [] if is_explained or index.container == "files" else _changes(plan, index, shard)
+    good = [] if changes else [start + n for n, bad in enumerate(found) if bad is None]
+    return stop - start, findings + changes, np.array(good, np.int64)
 
 
 def _bad_records(
     reader: Reader, decode: _Decode | None, shard: str, start: int, ids: range
-) -> dict[int, BadRecord]:
-    """Read some records together, or one by one if there is an error; return the bad ones by their
-    number in the shard.
+) -> list[BadRecord | None]:
+    """Read some records, and return the finding of each that is bad; the first id is `start`.
 
     Raises:
         OSError, StaleIndexError: a shard is missing, or has changed. Loose files are bad records.
     """
     index, fields = reader.index, tuple(reader.index.fields)
-    try:
-        values = reader.read_or_none(np.arange(ids.start, ids.stop), fields)
-    except (LoaderError, OSError) as error:
-        is_of_shard = index.container != "files" and isinstance(error, OSError | StaleIndexError)
-        if is_of_shard:
-            raise
-        if len(ids) > 1:
-            single = [_bad_records(reader, decode, shard, start, range(n, n + 1)) for n in ids]
-            return {number: bad for found in single for number, bad in found.items()}
-        return {ids.start - start: _unreadable(shard, ids.start - start, error)}
-    if decode is None:
-        return {}
-    keys: Sequence[str | None] = index.keys(ids) if index.has_keys else [None] * len(ids)
-    bad = dict[int, BadRecord]()
-    for n, key in enumerate(keys):
-        sample = {name: values[name][n] for name in fields if values[name][n] is not None}
-        number = ids.start + n - start
-        if (finding := _undecodable(decode, shard, (number, key, sample))) is not None:
-            bad[number] = finding
-    return bad
+
+    def read(ids: range) -> list[BadRecord | None]:
+        values = reader.read_or_none(np.array(ids), fields)
+        if decode is None:
+            return [None] * len(ids)
+        keys: Sequence[str | None] = index.keys(ids) if index.has_keys else [None] * len(ids)
+        columns = [(name, values[name]) for name in fields]
+        samples = ({n: v[i] for n, v in columns if v[i] is not None} for i in range(len(ids)))
+        numbers = (record - start for record in ids)
+        return [*map(partial(_undecodable, decode, shard), numbers, keys, samples)]
+
+    def failed(record: int, error: Any) -> BadRecord:
+        if not isinstance(error, OSError | StaleIndexError):
+            return bad_record(shard, error)._replace(record=record - start)
+        if index.container != "files":
+            raise error
+        file = error.filename if isinstance(error, OSError) else error.path
+        return bad_record(file or shard, error)
+
+    return [*read_together(read, ids, failed)]
 
 
 def _changes(plan: BuildPlan, index: Index, shard: int) -> list[BadRecord]:
@@ -311,12 +303,12 @@ def _changes(plan: BuildPlan, index: Index, shard: int) -> list[BadRecord]:
     return [BadRecord(scan.job.shard, -1, problem=problem)]
 
 
-def _undecodable(decode: _Decode | None, shard: str, good: _Good) -> BadRecord | None:
+def _undecodable(
+    decode: _Decode, shard: str, number: int, key: str | None, sample: Sample
+) -> BadRecord | None:
     """Decode a record; return the finding if it fails. ImportError is no fault of a record."""
-    number, key, sample = good
     try:
-        if decode is not None:
-            decode(sample_of(sample) if isinstance(sample, Record) else sample)
+        decode(sample)
     except ImportError:
         raise
     except Exception as error:
@@ -329,7 +321,7 @@ def _decode_images(sample: Sample) -> None:
     for name, value in sample.items():
         is_image = name.rpartition(".")[2] in ("image", "image/encoded", *IMAGE_EXTENSIONS)
         if isinstance(value, bytes) and (is_image or image_extension(value)):
-            _image_decoder(name)(sample)
+            DecodeImage(name)(sample)
 
 
 class _Scan:
@@ -372,13 +364,3 @@ class _Scan:
             finding = finding._replace(record=-1, problem=f"{error.problem}; {ADVISE_JOIN}")
         self.bad.append(finding)
         self.num_records += 1
-
-
-def _unreadable(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
-    """Return the finding for an error of reading record `number` of a shard."""
-    # A file that is missing, or has changed since the indexing, has no good record: its
-    # `BadRecord` has the number -1, and names the file.
-    if isinstance(error, OSError | StaleIndexError):
-        file = error.filename if isinstance(error, OSError) else error.path
-        return bad_record(file or shard, error)
-    return bad_record(shard, error)._replace(record=number)

@@ -59,7 +59,7 @@ def test_overlap_is_that_of_brute_force(
     folder = tmp_path_factory.mktemp("overlap")
     a, b = packed(folder / "a", train), packed(folder / "b", words, shards=2)
     expected = by_brute_force(train, words)
-    for max_keys in (1 << 23, 2):
+    for max_keys in (1 << 22, 2):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("twinfeed.loaders.tools.overlap._MAX_KEYS", max_keys)
             found = overlap(a, b, field="x")
