@@ -25,11 +25,9 @@ from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.index.open import open_index
 from twinfeed.loaders.index.options import ReadingOptions, parse_reading_options
 from twinfeed.loaders.index.paths import output_path
-from twinfeed.loaders.index.remote_index import send_index
-from twinfeed.loaders.storage.store import read_only_error
-from twinfeed.loaders.storage.url import Location, parse_location
+from twinfeed.loaders.storage.url import Location
 from twinfeed.loaders.support.progress import progress_bar
-from twinfeed.loaders.support.temporary import temporary_folder, work_folder
+from twinfeed.loaders.support.temporary import work_folder
 from twinfeed.samplers.validate import counted
 
 MIN_KEPT_BYTES = 1 << 20
@@ -63,7 +61,7 @@ def build_index(
     Args:
         shards: a path, a pattern (globs, braces) or a list of these, of shards or of images; a
             folder of images, with a folder for each class; or a list of `Entry`.
-        path: the folder of the index, or a URL of a folder in a store that can be written.
+        path: the folder of the index, on this machine.
         label: a field (an Example's feature, a tar member such as "cls"), `FromJson`, `FromFolder`,
             `FromFile`, `FromTable`, `FromExample`, or a function. The function is given a record's
             dict (its fields by name, `__key__`, `__shard__`, `__number__`) and returns an int, a
@@ -101,27 +99,20 @@ def build_index(
     >>> index.classes, index.labels, index.keys([0])
     (('cat',), array([0]), ['0001'])
     """
-    out = parse_location(path)
-    index_folder = check_own_folder(output_path(out)) if isinstance(out, str) else None
-    if isinstance(out, Location) and out.web:
-        raise read_only_error(out)
+    folder = check_own_folder(output_path(path))
     classes = check_classes(classes)
     reading = parse_reading_options(build_index, options)
     source = find_source(
-        shards, index_folder, container=reading.container, root=root, complete=reading.complete
+        shards, folder, container=reading.container, root=root, complete=reading.complete
     )
     plan, jobs = BuildPlan.of(source, label, fields, reading), exclude_records(source, exclude)
     table = label if isinstance(label, FromTable) else None
-    with nullcontext(Path()) if index_folder else temporary_folder() as temporary:
-        folder = index_folder or temporary / "x.index"
-        with work_folder(folder / WORK_FOLDER, UNWRITABLE_ADVICE, _is_worth_keeping) as work:
-            build_parts = partial(_build_parts, jobs, work, executor, progress)
-            stats = IndexStats(build_parts(plan), table)
-            if mixed := stats.mixed_features():  # read all values of these features as lists
-                stats = IndexStats(build_parts(plan.with_lists(mixed)), table)
-            write_index(folder, work, stats, classes=classes)
-        if isinstance(out, Location):
-            send_index(folder, out)
+    with work_folder(folder / WORK_FOLDER, UNWRITABLE_ADVICE, _is_worth_keeping) as work:
+        build_parts = partial(_build_parts, jobs, work, executor, progress)
+        stats = IndexStats(build_parts(plan), table)
+        if mixed := stats.mixed_features():  # read all values of these features as lists
+            stats = IndexStats(build_parts(plan.with_lists(mixed)), table)
+        write_index(folder, work, stats, classes=classes)
     return open_index(path, root=str(source.root))
 
 

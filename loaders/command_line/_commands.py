@@ -31,7 +31,6 @@ from twinfeed.loaders.index.options import IndexOptions, ReadingOptions
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.storage.url import is_url
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
@@ -84,7 +83,7 @@ def run_index(options: argparse.Namespace) -> None:
     arguments, shards = _arguments(build_index, options), _unwrap_single(options.shards)
     with _process_pool(options.jobs) as executor:
         index = build_index(shards, options.out, executor=executor, **arguments)
-    print_lines(f"{options.out if is_url(options.out) else index.path}: {_summary(index)}")
+    print_lines(f"{index.path}: {_summary(index)}")
 
 
 def run_verify(options: argparse.Namespace) -> int:

@@ -94,11 +94,11 @@ def array_files(manifest: Mapping[str, Any], /) -> dict[str, int]:
 
 def no_index_error(path: Path | Location, /) -> FileNotFoundError:
     """Return the error for a path without an index, with the command that builds one there."""
-    shards, out = "SHARDS", path
-    if isinstance(path, Path) and path.is_file():
-        shards, out = str(path), path.with_suffix(".index")
-    elif isinstance(path, Path) and path.is_dir():
-        out = path / "train.index"
+    shards, out = "SHARDS", path if isinstance(path, Path) else Path("train.index")
+    if out.is_file():
+        shards, out = str(out), out.with_suffix(".index")
+    elif out.is_dir():
+        out = out / "train.index"
     command = shlex.join(["twinfeed", "index", shards, "--out", str(out)])
     problem = f"no index here (no {MANIFEST}); check the name, or build one: {command}"
     return FileNotFoundError(errno.ENOENT, problem, str(path))

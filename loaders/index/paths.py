@@ -22,8 +22,8 @@ def output_path(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path of a file or folder to write; raise ValueError for a URL."""
     text = os.fspath(path)
     if is_url(text) or _URL.match(text):
-        masked_url = masked(text)  # a URL may contain a secret
-        raise ValueError(f"{masked_url} is a URL: write to a local folder, and upload the folder")
+        shown = printable(masked(text))  # a URL may contain a secret
+        raise ValueError(f"{shown} is a URL: write to a local folder, and upload the folder")
     return Path(os.path.abspath(text))
 
 

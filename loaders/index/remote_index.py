@@ -1,4 +1,4 @@
-"""Download indexes from URLs, into a cache if there is one, and upload them atomically."""
+"""Download indexes from URLs, into a cache if there is one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import errno
 import hashlib
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from twinfeed.loaders.errors import LoaderError, StaleIndexError, check_bytes
+from twinfeed.loaders.errors import StaleIndexError, check_bytes
 from twinfeed.loaders.index.manifest import (
     MANIFEST,
     array_files,
@@ -24,7 +23,6 @@ from twinfeed.loaders.storage.disk import cache_error, make_cache_folder
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.storage.download import download
 from twinfeed.loaders.storage.open_store import store_of
-from twinfeed.loaders.storage.request_pool import request_pool
 from twinfeed.loaders.storage.retries import NETWORK
 from twinfeed.loaders.storage.url import Location, parse_location
 from twinfeed.loaders.support.limits import LIMITS
@@ -103,32 +101,6 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
                 os.rename(copy_folder, temporary / "damaged")
                 os.rename(download_folder, copy_folder)
         return copy_folder
-
-
-def send_index(path: Path, url: Location, /) -> None:
-    """Upload a local index to a URL, in place of an older index there.
-
-    First the arrays are written, and then the manifest, which names them. From then on, readers
-    see the new index. At the end, the arrays of the older index are deleted.
-    """
-    store, manifest = store_of(url), read_manifest(path)
-    arrays = array_files(manifest)
-    uploads = [
-        request_pool().submit(partial(store.write, file, path / file), size)
-        for file, size in arrays.items()
-    ]
-    wait(uploads)
-    for upload in uploads:
-        upload.result()
-    old_folder = path / "before"
-    old_folder.mkdir()
-    old_files = set[str]()
-    with suppress(LoaderError, FileNotFoundError):  # there is no old index, or it is damaged
-        old_files = {*array_files(_download_manifest(url, old_folder))}
-    store.write(MANIFEST, path / MANIFEST)  # the commit point
-    for file in old_files - {*arrays}:
-        with suppress(FileNotFoundError):
-            store.delete(file)
 
 
 def _download_manifest(url: Location, folder: Path) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import LoaderError
@@ -72,17 +70,6 @@ class FsspecStore(Store):
         with _translated_errors(str(self.root)):
             for path in self.system.find(self._fsspec_path("")):
                 yield str(path)[len(base) :].lstrip("/")
-
-    def _write(self, path: str, file: Path, /) -> None:
-        """Copy a local file to `path`, after creating its folder."""
-        with _translated_errors(self.url(path)):
-            target = self._fsspec_path(path)
-            self.system.makedirs(posixpath.dirname(target), exist_ok=True)
-            self.system.put_file(str(file), target)
-
-    def _delete(self, path: str, /) -> None:
-        with _translated_errors(self.url(path)):
-            self.system.rm_file(self._fsspec_path(path))
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -71,13 +70,9 @@ class ObjectStore(Store):
         if _http_allowed():
             timeouts["allow_http"] = True
         request_timeout = _milliseconds(network.request_seconds)
-        silent_timeout = _milliseconds(network.silent_seconds)
         _check_endpoints(root)
         try:
-            self._range_client = _open(root, {**timeouts, "timeout": request_timeout})
-            self._write_client = _open(
-                root, {**timeouts, "timeout": "7days", "read_timeout": silent_timeout}
-            )
+            self._client = _open(root, {**timeouts, "timeout": request_timeout})
         except (exceptions.BaseError, OSError) as error:
             raise LoaderError(
                 "a store cannot be opened with its variables in the environment",
@@ -89,13 +84,13 @@ class ObjectStore(Store):
     def _stat(self, path: str, /) -> ObjectInfo:
         """Return the size and ETag of an object."""
         with _translated_errors(self.root / path):
-            return _stat(obstore.head(self._range_client, path))
+            return _stat(obstore.head(self._client, path))
 
     def _read(self, path: str, start: int, stop: int, /) -> RangeData:
         """Return the bytes [start, stop) of an object, fewer at its end."""
         with _translated_errors(self.root / path):
             try:
-                found = obstore.get(self._range_client, path, options={"range": (start, stop)})
+                found = obstore.get(self._client, path, options={"range": (start, stop)})
             except exceptions.BaseError as error:
                 if _status(error) != 416:  # range not satisfiable: the file ends before it
                     raise
@@ -105,16 +100,8 @@ class ObjectStore(Store):
     def _list(self) -> Iterator[str]:
         """Yield the paths of all objects, relative to the root."""
         with _translated_errors(self.root):
-            for chunk in obstore.list(self._range_client):
+            for chunk in obstore.list(self._client):
                 yield from (meta["path"] for meta in chunk)
-
-    def _write(self, path: str, file: Path, /) -> None:
-        with _translated_errors(self.root / path):
-            obstore.put(self._write_client, path, file)
-
-    def _delete(self, path: str, /) -> None:
-        with _translated_errors(self.root / path):
-            obstore.delete(self._range_client, path)
 
 
 def _open(root: Location, options: ClientConfig) -> Any:

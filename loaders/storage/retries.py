@@ -41,7 +41,6 @@ class Network:
       each retry, with jitter: up to half of each pause is subtracted.
     - `request_seconds`: the timeout of a request for a range.
     - `connect_seconds`: the timeout of opening a connection.
-    - `silent_seconds`: an upload fails if no byte is transferred for this time.
     """
 
     requests: int = 32
@@ -55,7 +54,6 @@ class Network:
     longest_pause: float = 10.0
     request_seconds: float = 60.0
     connect_seconds: float = 10.0
-    silent_seconds: float = 30.0
 
 
 NETWORK = Network()

@@ -6,7 +6,6 @@ import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from twinfeed.loaders.errors import LoaderError
@@ -39,8 +38,8 @@ class Store(ABC):
     and LoaderError with the URL, the range and the number of attempts.
 
     Subclasses implement single attempts, without retries: `_stat`, `_read` (may return fewer bytes
-    at the end of the file), `_list` (all paths, in any order), and optionally `_write` (atomic) and
-    `_delete`. They raise `TransientError` to be retried.
+    at the end of the file) and `_list` (all paths, in any order). They raise `TransientError` to be
+    retried.
     """
 
     sends_info = False
@@ -57,12 +56,6 @@ class Store(ABC):
     def _read(self, path: str, start: int, stop: int, /) -> RangeData: ...
     @abstractmethod
     def _list(self) -> Iterator[str]: ...
-
-    def _write(self, path: str, file: Path, /) -> None:
-        raise read_only_error(self.root)
-
-    def _delete(self, path: str, /) -> None:
-        raise read_only_error(self.root)
 
     def url(self, path: str, /) -> str:
         """Return the URL of a file, as text.
@@ -135,26 +128,9 @@ class Store(ABC):
         parts = pattern.split("/")
         return sorted(path for path in self.list() if _matches(path.split("/"), parts))
 
-    def write(self, path: str, file: Path, /) -> None:
-        """Write a local file to `path`."""
-        with_retries(self.url(path), "to write there", lambda: self._write(path, file))
-
     def list(self) -> list[str]:
         """Return the paths of all files."""
         return with_retries(str(self.root), "a listing", lambda: [*self._list()])
-
-    def delete(self, path: str, /) -> None:
-        """Delete a file."""
-        with_retries(self.url(path), "to delete", lambda: self._delete(path))
-
-
-def read_only_error(location: Location, /) -> LoaderError:
-    """Return the error for a write to a store that can only be read."""
-    return LoaderError(
-        "a web server cannot be written to",
-        path=location,
-        advice="write to a store, as s3://bucket/x",
-    )
 
 
 def not_installed_error(url: object, error: ImportError, /) -> LoaderError:

@@ -221,9 +221,9 @@ CACHE = {"TWINFEED_CACHE": "x"}
 REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     *((built(url), LoaderError, word, 0) for url, word in URLS.items()),
     *(
-        (lambda w, url=url: build_index(w.local.root, url), LoaderError, word, 0)
-        for url, word in URLS.items()
-        if "names no file" not in word and "commands" not in word
+        (lambda w, url=url: build_index(w.local.root, url), ValueError, "is a URL: write to", 0)
+        for url in URLS
+        if "commands" not in URLS[url]
     ),
     (lambda w: Location.of("bucket/a.tar"), LoaderError, "not a URL", 0),
     (lambda w: unquoted("a%2Fb"), UnsafeContentError, "encoded /", 0),
@@ -274,8 +274,8 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     (changing, LoaderError, "the file changed during the download", 2),
     (
         lambda w: build_index(w.local.root, w.at("http://HOST/x.index")),
-        LoaderError,
-        "a web server cannot be written to",
+        ValueError,
+        "is a URL: write to a local folder, and upload the folder",
         0,
     ),
     (under(built("ftp://127.0.0.1:1/a"), TWINFEED_PATIENCE="0"), LoaderError, "be reached", 0),
@@ -337,7 +337,7 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
         )
     ),
     # Stores, and what the environment says of them (obstore panics at some endpoints)
-    (opened("s3://bucket/plian"), GONE, "no index here .* --out s3://bucket/plian", 0),
+    (opened("s3://bucket/plian"), GONE, "no index here .* --out train.index", 0),
     (built("s3://no-such-bucket/*.tar"), LoaderError, "there is no bucket .* no-such-bucket", 0),
     (answered("s3://403/*.tar"), LoaderError, "(?s)refuses to serve.*set AWS_ACCESS_KEY_ID", 0),
     (answered("s3://403/x"), LoaderError, "403 Forbidden: SlowDown: Reduce your request", 0),

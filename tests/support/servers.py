@@ -240,3 +240,9 @@ def serving_securely(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def at_https(server: RangeServer) -> str:
     return f"https://localhost:{server.server_address[1]}"
+
+
+def put_folder(bucket: Any, folder: Path, key: str) -> None:
+    """Upload the files of a folder to a bucket of boto3, below a key."""
+    for file in filter(Path.is_file, folder.rglob("*")):
+        bucket.upload_file(str(file), f"{key}/{file.relative_to(folder).as_posix()}")

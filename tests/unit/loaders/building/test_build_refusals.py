@@ -146,7 +146,7 @@ REFUSED: Refused = [
     # Where the index goes
     (of(TAR, out="tar"), FileExistsError, r"other files \(d-000000.*such as .*/tar/train\.index"),
     (of(TAR, out="tar/d-000000.tar"), FileExistsError, "a file; .*such as .*/tar/d-000000.index"),
-    (lambda _: build_index("none", "https://127.0.0.1/x.index"), LoaderError, "web server"),
+    (lambda _: build_index("none", "https://127.0.0.1/x.index"), ValueError, "is a URL: write"),
     (of(TAR, out="application"), FileExistsError, r"\(manifest.json\).*/application/train\.index"),
     # Options
     (of(TAR, reading=3), TypeError, "build_index takes no reading=: its options are "),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.damage import rewrite, with_root, with_shard_names
-from support.servers import RangeServer
+from support.servers import RangeServer, put_folder
 from support.shards import read_images, shard_of_text, tfrecords
 
 from twinfeed.loaders import (
@@ -93,7 +93,8 @@ def test_environment_variable_allows_a_root_with_a_space(monkeypatch: pytest.Mon
 def test_shards_beside_the_index_win_over_its_stored_root(tmp_path: Path, bucket: Any) -> None:
     """An index copied with its shards, to another folder or to this machine, reads the copies."""
     bucket.put_object(Key="old/s.tfrecord", Body=shard_of_text(tmp_path, "s"))
-    built = build_index(["s3://bucket/old/s.tfrecord"], "s3://bucket/old/x.index")
+    built = build_index(["s3://bucket/old/s.tfrecord"], tmp_path / "x.index")
+    put_folder(bucket, built.path, "old/x.index")
     for one in list(bucket.objects.all()):
         copy = one.key.replace("old/", "new/")
         bucket.put_object(Key=copy, Body=one.get()["Body"].read())
