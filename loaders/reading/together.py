@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -13,12 +13,14 @@ T = TypeVar("T")
 
 def read_together(
     read: Callable[[Any], Iterable[T]],
-    items: Sequence[Any],
+    items: Any,
     failed: Callable[[Any, Exception], T],
     errors: tuple[type[Exception], ...] = (LoaderError, OSError),
 ) -> Iterable[T]:
-    """Return `read(items)`. After an error, read each item alone, when its result is needed, and
-    take `failed(item, error)`, which may raise, as the result of one that fails again.
+    """Return `read(items)`. After an error, read each item by itself, when its result is needed,
+    and take `failed(item, error)`, which may raise, as the result of one that fails again.
+
+    `items` is a sequence or an array.
 
     >>> def read(numbers):
     ...     return [6 // number for number in numbers]

@@ -205,7 +205,10 @@ def _result(
         _finding(title, map(shown, range(len(pairs)))),
         _finding(
             f"of these, with another label there: {len(other_labels):,}",
-            (f"{shown(n)}: {labels[n]}, and {first_labels[n]} there" for n in other_labels),
+            (
+                f"{shown(n)}: {labels[n]}, and {first_labels[n]} there"
+                for n in other_labels.tolist()
+            ),
         ),
         _finding(
             f"not compared, since it could not be read: {counted(len(unread), 'record')}",
