@@ -36,7 +36,8 @@ class _Adapter(Adapter):
             if length not in (len(loader), tf.data.UNKNOWN_CARDINALITY):
                 raise ValueError(
                     f"the dataset of fit must have the {len(loader)} batches of an epoch, got "
-                    f"{int(length)}: remove its repeat or take"
+                    f"{'an infinite dataset' if length < 0 else int(length)}: remove its repeat or "
+                    f"take"
                 )
             return arrange
         strategy = getattr(model, "distribute_strategy", None)
@@ -110,8 +111,9 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         over the loader itself.
 
         Args:
-            dataset: `self.dataset`, which may be mapped, cut by `take`, prefetched, copied to a
-                device, or distributed by `tf.distribute`. Each element is a batch.
+            dataset: `self.dataset`, which may be mapped, cut by `take`, repeated, prefetched,
+                copied to a device, or distributed by `tf.distribute`. Each element is a batch.
+                `unbatch().map(parse).batch(n)` is accepted if every batch has n records.
             order: `"unchecked"` says that each element is the next batch of the loader. Then the
                 operators of the dataset are not checked.
 

@@ -29,7 +29,7 @@ from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
 from twinfeed.loaders.tensorflow._datasets import check_process
 from twinfeed.loaders.tensorflow._iterators import set_owner
-from twinfeed.loaders.tensorflow._processes import check_auto_shard
+from twinfeed.loaders.tensorflow._processes import auto_shard_policy, check_auto_shard
 from twinfeed.samplers import BatchStream
 
 S = TypeVar("S")
@@ -143,7 +143,7 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
     options.deterministic = True
     # A prefetch after the last step would deliver batches that were not requested.
     options.experimental_optimization.inject_prefetch = False
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    options.experimental_distribute.auto_shard_policy = auto_shard_policy(source.sampler)
     return set_owner(batches.with_options(options), source)
 
 

@@ -1,11 +1,15 @@
-"""The number of processes in TensorFlow's cluster, which a strategy may divide batches among."""
+"""The number of processes in TensorFlow's cluster, and how a strategy divides batches."""
 
 from __future__ import annotations
+
+import warnings
 
 import tensorflow as tf
 
 from twinfeed.samplers import BatchStream, PKBatchSampler
 from twinfeed.samplers.processes import add_probe
+
+_ADVISE_DATASET_FOR = "use strategy.distribute_datasets_from_function(loader.dataset_for)"
 
 
 def num_workers() -> int:
@@ -14,20 +18,38 @@ def num_workers() -> int:
     return max(1, sum(len(cluster.get(job, ())) for job in ("chief", "worker")))
 
 
-def check_auto_shard(sampler: BatchStream, /) -> None:
-    """Raise ValueError if a strategy may not divide batches among its processes.
+def auto_shard_policy(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
+    """Return how a `tf.distribute` strategy shall divide the batches of a sampler's dataset.
 
-    A sharded sampler has batches that are divided already, a `PKBatchSampler` needs all K in one
-    process, and an evaluation would not be exact.
+    DATA: each process gets a part of each batch. OFF, if the sampler is sharded: whole batches.
     """
-    if num_workers() > 1 and (
-        sampler.sharded or sampler.evaluation or isinstance(sampler, PKBatchSampler)
-    ):
+    policy = tf.data.experimental.AutoShardPolicy
+    return policy.OFF if sampler.sharded else policy.DATA
+
+
+def check_auto_shard(sampler: BatchStream, /) -> None:
+    """Raise ValueError, or warn, if a strategy may not divide batches among its processes.
+
+    A sharded sampler has batches that are divided already, and of a `PKBatchSampler` some process
+    would not get all K. The warning is for a metric over all processes, which would not be exact.
+    """
+    processes = num_workers()
+    if processes == 1:
+        return
+    if sampler.world_size > 1:
         raise ValueError(
-            f"a strategy would divide the batches of {sampler!r} among its processes: use "
-            f"strategy.distribute_datasets_from_function(loader.dataset_for) and the feed of all "
-            f"ranks, or without a strategy loop over loader.track(loader.dataset)"
+            f"a strategy would divide the batches of rank {sampler.rank} of {sampler.world_size} "
+            f"again: {_ADVISE_DATASET_FOR}, and give the loader the feed of all ranks"
         )
+    if sampler.evaluation or sampler.sharded:
+        batches = "batches of its own" if sampler.sharded else "a part of each batch"
+        warnings.warn(
+            f"each of {processes} processes gets {batches} of {sampler!r}, so a metric over all "
+            f"processes is not exact: {_ADVISE_DATASET_FOR}",
+            stacklevel=2,
+        )
+    elif isinstance(sampler, PKBatchSampler):
+        raise ValueError(f"a strategy would divide classes of {sampler!r}: {_ADVISE_DATASET_FOR}")
 
 
 add_probe(num_workers)

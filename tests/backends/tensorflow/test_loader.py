@@ -94,6 +94,16 @@ def test_tracked_dataset_counts_received_batches(how: str) -> None:
     assert got == ids_of(sampler(), 0, 1)
 
 
+def test_tracked_dataset_may_repeat() -> None:
+    one = loader(packed(RECORDS), sampler())
+    repeated = prefetch_to_device(one.dataset.repeat(2), device="/CPU:1", prefetch=8)
+    got = []
+    for batch in one.track(repeated):
+        got.append(batch["id"].numpy().tolist())
+        assert (one.epoch, one.step) == divmod(len(got), 8)
+    assert got == ids_of(sampler(), 0, 1)
+
+
 @pytest.mark.filterwarnings("ignore:set_epoch starts epoch 0 again")
 def test_new_pass_ends_running_pass_with_error() -> None:
     one = loader(packed(RECORDS), sampler())

@@ -79,8 +79,7 @@ def mixed(dataset: tf.data.Dataset) -> tf.data.Dataset:
 REFUSED: dict[str, Made] = {
     "Cache": lambda d: d.cache(),
     "Shuffle": lambda d: d.shuffle(10),
-    "Batch": lambda d: d.batch(1),
-    "Repeat": lambda d: d.repeat(2),
+    "Batch": lambda d: d.take(7).batch(1),
     "Unbatch": lambda d: d.unbatch(),
     "Rebatch": lambda d: d.rebatch(4),
     "PaddedBatch": lambda d: d.padded_batch(2),
@@ -96,6 +95,7 @@ REFUSED: dict[str, Made] = {
     "Scan": lambda d: d.scan(0, counted_on),
     "GroupByWindow": lambda d: d.group_by_window(one_key, lambda key, window: window, 2),
     "IgnoreErrors": lambda d: d.ignore_errors(),
+    "Repeat": lambda d: d.take(3).repeat(),
     "Shuffle ": lambda d: d.apply(lambda own: own.map(same).shuffle(10)),
     "DirectedInterleave": mixed,
     "deterministic=False": lambda d: d.map(same, num_parallel_calls=2, deterministic=False),
@@ -119,6 +119,7 @@ KEPT: dict[str, Made] = {
     "map": lambda d: d.map(same, num_parallel_calls=2),
     "prefetch": lambda d: d.prefetch(20),
     "take": lambda d: d.take(8),
+    "repeat": lambda d: d.repeat(2),
     "with_options": lambda d: d.with_options(tf.data.Options()),
     "device": lambda d: prefetch_to_device(d, device="/CPU:1"),
     "copy": lambda d: d.apply(tf.data.experimental.copy_to_device("/CPU:1")),
@@ -136,7 +137,7 @@ def test_operators_that_keep_batches_keep_position(name: str) -> None:
         if len(got) == 5:
             break
     assert (one.epoch, one.step) == (0, 5)
-    assert got + ids(one.track(dataset)) == ids_of(sampler(), 0)
+    assert got + ids(one.track(dataset)) == ids_of(sampler(), 0, 1)[: 16 if name == "repeat" else 8]
 
 
 UNKNOWN: dict[str, Callable[[TensorFlowLoader], Any]] = {
@@ -155,6 +156,51 @@ def test_pipeline_of_other_datasets_is_refused(name: str) -> None:
     ):
         next(one.track(UNKNOWN[name](one)))
     assert (one.epoch, one.step) == (0, 0)
+
+
+def full() -> BatchStream:
+    return BatchSampler(RandomSampler(RECORDS, seed=1), batch_size=8, last_batch="drop")
+
+
+BATCHED_AGAIN: list[Made] = [
+    lambda d: d.unbatch().map(same).prefetch(3).batch(8, num_parallel_calls=2),
+    lambda d: d.take(5).unbatch().batch(8).unbatch().batch(8, drop_remainder=True),
+]
+
+
+@pytest.mark.parametrize("make", BATCHED_AGAIN)
+def test_records_of_full_batches_may_be_mapped(make: Made) -> None:
+    """By a host's parser of one record; the position after each batch is known."""
+    one = loader(packed(RECORDS), full(), decode=numbers)
+    for step, batch in enumerate(one.track(make(one.dataset).map(same)), 1):
+        assert ids([batch]) == ids_of(full(), 0)[step - 1 : step]
+        assert one.global_step == step
+    assert step >= 5
+    resumed = loader(packed(RECORDS), full(), decode=numbers)
+    resumed.load_state_dict(one.state_at(1, 3))
+    assert ids([next(resumed.track(make(resumed.dataset)))]) == ids_of(full(), 1)[3:4]
+
+
+NOT_BATCHED_AGAIN: dict[str, Made] = {
+    "Batch": lambda d: d.unbatch().batch(4),
+    "Batch without unbatch": lambda d: d.batch(8),
+    "Take between unbatch and batch": lambda d: d.unbatch().take(9).batch(8),
+    "Repeat between unbatch and batch": lambda d: d.take(2).unbatch().repeat().batch(8),
+    "Filter": lambda d: d.unbatch().filter(kept).batch(8),
+    "Shuffle": lambda d: d.unbatch().shuffle(9).batch(8),
+    "PaddedBatch": lambda d: d.unbatch().padded_batch(8),
+    "deterministic=False": lambda d: d.unbatch().batch(8, False, 2, deterministic=False),
+}
+
+
+@pytest.mark.parametrize("name", NOT_BATCHED_AGAIN)
+def test_records_that_become_other_batches_are_refused(name: str) -> None:
+    one = loader(packed(RECORDS), full(), decode=numbers)
+    with pytest.raises(ValueError, match=rf"{name}, so .*unbatch\(\).map"):
+        next(one.track(NOT_BATCHED_AGAIN[name](one.dataset.map(same)).prefetch(1)))
+    unequal = made()
+    with pytest.raises(ValueError, match="operator Batch, so"):
+        next(unequal.track(unequal.dataset.unbatch().batch(8)))
 
 
 def test_track_takes_any_operator_with_order_unchecked() -> None:

@@ -39,10 +39,15 @@ def test_cluster_trains_on_each_record_once_or_is_refused(tmp_path: Path) -> Non
     assert sorted(trained) == list(range(80))
     for found in (one, other):
         assert found["training"]["warned"] == []
-        for refused in ("rank", "classes", "evaluation", "own files"):
-            assert "a strategy would divide the batches of" in found[refused]["error"]
-            assert "from_function(loader.dataset_for)" in found[refused]["error"]
-            assert found[refused]["ids"] == []
+        assert "would divide the batches of rank 1 of 2 again" in found["rank"]["error"]
+        assert "would divide classes" in found["classes"]["error"]
+        assert "distribute_datasets_from_function(loader.dataset_for)" in found["classes"]["error"]
+        assert found["rank"]["ids"] == found["classes"]["ids"] == []
+        (said,) = found["evaluation"]["warned"]
+        assert "each of 2 processes gets a part of each batch" in said
+        (said,) = found["own files"]["warned"]
+        assert "each of 2 processes gets batches of its own" in said
+        assert sum(map(len, found["own files"]["ids"])) == 80
         assert list(map(len, found["loop"]["ids"])) == [4] * 10
         (said,) = found["tracked all"]["warned"]
         assert "there are 2 ranks, and each gets every batch" in said
