@@ -316,6 +316,7 @@ class PKBatchSampler(BatchStream):
     @property
     def traits(self) -> SamplerTraits:  # type: ignore[override]
         """Properties of the samples, on which loaders rely."""
+        draws_subset = self._record_ids is not None or self._min_size > 1 or self._small == "drop"
         # Loaders may take the sample ids of a sampler with `num_groups` as numbers of groups, such
         # as classes. This is right if each class has one record: class i then has record i.
         ids_are_classes = self.num_classes == self.num_records and not self._several_labels
@@ -323,22 +324,13 @@ class PKBatchSampler(BatchStream):
             repeats=self._small == "repeat" or self._replacements is not None,
             record_ids=self._record_ids,
             num_groups=self.num_classes if ids_are_classes else None,
-            needs_records=self._record_option(),
+            needs_records=draws_subset
+            or self._coverage is not None
+            or self._members is not None
+            or self._replacements is not None
+            or self._several_labels
+            or self.world_size > 1,  # each rank draws other records of a class
         )
-
-    def _record_option(self) -> str | None:
-        """Return the first option that selects certain records of a class; None if none does."""
-        is_used = {
-            f"coverage={self._coverage!r}": self._coverage is not None,
-            "small='drop'": self._small == "drop",
-            f"min_class_size={self._min_size}": self._min_size > 1,
-            "records=": self._record_ids is not None,
-            "apart=": self._members is not None,
-            "replaced()": self._replacements is not None,
-            "several labels for a record": self._several_labels,
-            f"{self.world_size} ranks": self.world_size > 1,  # each draws other records of a class
-        }
-        return next((option for option in is_used if is_used[option]), None)
 
     def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
         """Return whether each good record has all classes of the bad one, and its group."""

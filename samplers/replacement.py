@@ -65,7 +65,7 @@ def replaced(
     _check_sampler(sampler)
     stream = copy.copy(sampler)
     replacements = stream._replacements = Replacements(sampler, schedule)
-    traits = replace(sampler.traits, repeats=True, needs_records="replaced()")
+    traits = replace(sampler.traits, repeats=True, needs_records=True)
     fields = {"parameters": {**sampler.parameters, **replacements.parameters}, "traits": traits}
     vars(stream).update(fields, _own_cursor=None, _fingerprint={})
     return stream

@@ -40,34 +40,12 @@ class SamplerTraits:
     record_ids: Integers | None = None
     #: The number of classes or data sets, if `group_of` returns one for each sample id.
     num_groups: int | None = None
-    #: The option of the sampler, as text for an error, for which the class or data set of a sample
-    #: is not enough, since it draws certain records; None if there is no such option.
-    needs_records: str | None = None
+    #: Whether the sampler draws certain records, so that the class or data set of a sample is not
+    #: enough for a reader that only gives the next record of each.
+    needs_records: bool = False
     #: Whether ids depend on the training step: only a batch sampler can compute the step, so ids
     #: cannot be drawn by position.
     needs_steps: bool = False
-
-    @property
-    def why_records_matter(self) -> str:
-        """The reason why records need random access, as text; "" if iterators are enough.
-
-        A loader may read each class or data set in sequence, by an iterator (tf.data's
-        `choose_from_datasets`). Then a sampler chooses only the class or data set of each sample.
-        The loader refuses a sampler that must choose the record, and its error has this reason:
-
-        - an option of the sampler, `needs_records`, such as "small='drop'"
-        - "padding": ids of -1, in place of records, fill up a batch
-        - "a shuffle by blocks": consecutive records are read together
-        - "reuse": a decoded record is cached, and used again later
-        - "a stream of views": ids are of views, variants of a record such as its captions
-        """
-        reasons = {  # {reason: whether it holds}
-            "padding": self.padded,
-            "a shuffle by blocks": self.reads_blocks,
-            "reuse": self.max_cached is not None,
-            "a stream of views": self.num_ids is not None,
-        }
-        return self.needs_records or next((text for text, holds in reasons.items() if holds), "")
 
 
 class Samples:

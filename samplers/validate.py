@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import suppress
-from difflib import get_close_matches
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
@@ -59,21 +58,17 @@ def show_call(call: str, /, **hints: str) -> Callable[[Callable[P, T]], Callable
         accepted = signature(function)
         if function.__module__.startswith("twinfeed.loaders"):
             hints.update(_OPTION_HINTS | hints)
-        parameters = accepted.parameters.values()
-        options = [
-            p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name != "self"
-        ]
 
         @wraps(function)
         def check_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
             try:  # only the names and the number of arguments: other errors stay as they are
                 accepted.bind(*args, **kwargs)
             except TypeError as error:
-                unknown = [name for name in kwargs if name not in accepted.parameters]
+                unknown = next((name for name in kwargs if name not in accepted.parameters), None)
                 problem = str(error)
                 if unknown:
-                    hint = hints.get(unknown[0]) or closest_name(unknown[0], options)
-                    problem = f"{call.partition('(')[0]} takes no {unknown[0]}=: {hint}"
+                    hint = f": {hints[unknown]}" if unknown in hints else ""
+                    problem = f"{call.partition('(')[0]} takes no {unknown}={hint}"
                 advice = _TRAINER_ADVICE if "drop_last" in kwargs.keys() - hints.keys() else ""
                 raise TypeError(f"{problem}: write {call}{advice}") from None
             return function(*args, **kwargs)
@@ -81,18 +76,6 @@ def show_call(call: str, /, **hints: str) -> Callable[[Callable[P, T]], Callable
         return check_and_call
 
     return decorate
-
-
-def closest_name(name: str, names: Sequence[str], /) -> str:
-    """Return advice, as text, for an unknown option: the most similar of the names, or all names.
-
-    >>> closest_name("batchsize", ["batch_size", "seed"]), closest_name("x", ["batch_size", "seed"])
-    ('did you mean batch_size=', 'its options are batch_size, seed')
-    """
-    closest = get_close_matches(name.lower(), names, 1)
-    if closest:
-        return f"did you mean {closest[0]}="
-    return f"its options are {', '.join(names) or 'none'}"
 
 
 def as_int(name: str, value: SupportsIndex) -> int:

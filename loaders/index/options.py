@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from inspect import signature
 from typing import Literal, TypedDict, get_args
 
 import numpy as np
@@ -139,16 +138,13 @@ def parse_reading_options(function: Callable[..., object], options: ReadingOptio
     """Return the keyword options of a user's call that say how to read records, checked.
 
     Raises:
-        TypeError: a name that is not an option. The message names the option of `function`, which
-            the user has called, that is spelt most like it.
+        TypeError: a name that is not an option of `function`, which the user has called.
     """
     option_names = ReadingOptions.__annotations__
     for name in options:
         if name not in option_names:
-            parameters = signature(function).parameters.values()
-            keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-            closest = validate.closest_name(name, [*keywords, *option_names])
-            raise TypeError(f"{function.__name__} takes no {name}=: {closest}")
+            names = ", ".join(option_names)
+            raise TypeError(f"{function.__name__} takes no {name}=: shards are read by {names}")
     return Reading(**options)
 
 

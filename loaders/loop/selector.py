@@ -170,14 +170,13 @@ def _source_function(
         ValueError: the sampler draws certain records, and an iterator only has a next one; or
             `source` does not fit the ids.
     """
-    # Why the sampler draws certain records, such as "padding", or "" if any record of the class
-    # will do.
-    reason = sampler.traits.why_records_matter
-    if reason:
+    traits = sampler.traits
+    is_cached = traits.max_cached is not None
+    if traits.needs_records or traits.padded or traits.reads_blocks or is_cached or traits.num_ids:
         raise ValueError(
-            f"a source only gives its next record, but {reason} of {sampler!r} needs to know the "
-            f"records: index them, and take a loader such as TensorFlowLoader, or "
-            f"choose(sampler, source_datasets(feed))"
+            f"a source only gives its next record, but {sampler!r} draws certain records, by "
+            f"blocks, views, reuse, padding, ranks, coverage or a part of the records: index them, "
+            f"and take a loader such as TensorFlowLoader, or choose(sampler, source_datasets(feed))"
         )
     if source is None:
         num_groups = sampler.traits.num_groups  # the number of classes or sets, or None

@@ -346,5 +346,5 @@ def test_many_replacements_make_no_large_state() -> None:
 
 def test_replacing_needs_records_in_choose() -> None:
     """A pipeline of each class gives any of its records: it needs to know which are replaced."""
-    assert replaced(classes(), OF_CLASSES).traits.needs_records == "replaced()"
-    assert classes().traits.needs_records is None
+    assert replaced(classes(), OF_CLASSES).traits.needs_records
+    assert not classes().traits.needs_records
