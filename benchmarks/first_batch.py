@@ -41,7 +41,7 @@ def write_index(folder: Path, records: int) -> None:
     from twinfeed.loaders.index.arrays import StringColumn, row_type
     from twinfeed.loaders.index.index import SHARD
     from twinfeed.loaders.support.checksum import crc32c
-    from twinfeed.loaders.support.temporary import work_folder
+    from twinfeed.loaders.support.temporary import temporary_folder
 
     folder.mkdir()
     per_shard = records // SHARDS
@@ -71,7 +71,7 @@ def write_index(folder: Path, records: int) -> None:
         "class_order": None,
     }
     path = folder / "all.index"
-    with work_folder(path / "parts", "") as work, index_writer(path, work) as store:
+    with temporary_folder(path) as work, index_writer(path, work) as store:
         store.add(arrays)
         store.finish(facts, vars(IndexOptions(container="tar")))
 

@@ -35,7 +35,7 @@ from twinfeed.loaders.command_line import main as command
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.index.arrays import StringColumn, row_type
 from twinfeed.loaders.index.index import SHARD
-from twinfeed.loaders.support.temporary import work_folder
+from twinfeed.loaders.support.temporary import temporary_folder
 
 Found = dict[str, float]
 
@@ -409,7 +409,7 @@ def many_names(number: int) -> Found:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         path = folder / "a.index"
-        with work_folder(path / "parts", "") as work, index_writer(path, work) as store:
+        with temporary_folder(path) as work, index_writer(path, work) as store:
             store.add(arrays)
             store.finish(facts, vars(IndexOptions(container="tar")))
         for n in np.linspace(0, number - 1, 16).astype(int):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,9 @@ from twinfeed import open_index
 from twinfeed.loaders import IndexOptions
 from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
-from twinfeed.loaders.building._parts import FieldStats, ShardPart, load_part, new_part
+from twinfeed.loaders.building._parts import FieldStats, PartFile, ShardPart, load_part
 from twinfeed.loaders.index.arrays import row_type
-from twinfeed.loaders.support.temporary import work_folder
+from twinfeed.loaders.support.temporary import temporary_folder
 
 BLOCK = 1 << 15
 CLASSES = 1000
@@ -39,7 +40,8 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
     part.fields = {"image": FieldStats("bytes", BLOCK, 100)}
     part.string_sizes = {"keys": (records, 8 * records)}
     rows = np.zeros(BLOCK, row_type(0, 0, whole_files=False))
-    with new_part(file) as out:
+    with zipfile.ZipFile(file, "w") as archive:
+        out = PartFile(archive)
         for start in range(0, records, BLOCK):
             count = min(BLOCK, records - start)
             arrays = {
@@ -60,7 +62,7 @@ def merged(folder: Path, limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (data + limit, data + limit))
     start = time.perf_counter()
     stats = IndexStats(map(load_part, sorted(folder.glob("*.part"))), None)
-    with work_folder(folder / "x.index" / "parts", "") as work:
+    with temporary_folder(folder / "x.index") as work:
         write_index(folder / "x.index", work, stats, classes=None)
     seconds = time.perf_counter() - start
     print(f"merged {stats.num_records:,} records with {limit:,} bytes at most, in {seconds:.0f} s")

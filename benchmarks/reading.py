@@ -27,7 +27,7 @@ from twinfeed.loaders.building.writer import index_writer
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.index.arrays import StringColumn, row_type
 from twinfeed.loaders.index.index import SHARD, Index
-from twinfeed.loaders.support.temporary import work_folder
+from twinfeed.loaders.support.temporary import temporary_folder
 
 RUNS = 7
 BATCH = 128
@@ -166,7 +166,7 @@ def opening(folder: Path, records: int, shards: int) -> None:
         "class_order": None,
     }
     path = folder / "big.index"
-    with work_folder(path / "parts", "") as work, index_writer(path, work) as store:
+    with temporary_folder(path) as work, index_writer(path, work) as store:
         store.add(arrays)
         store.finish(facts, vars(IndexOptions(container="tar")))
     times = []

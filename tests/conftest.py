@@ -219,14 +219,6 @@ def mapped_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def kept_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the parts that a build that fails has made, of however small shards."""
-    from support.inside import build
-
-    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
-
-
-@pytest.fixture
 def graphs_as_written() -> Iterator[None]:
     """Run TensorFlow's graphs as they are made: to rewrite them takes a fifth of the time of tests
     that make many small graphs.

@@ -27,7 +27,6 @@ from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, integer_type, row_type
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import explain_full_disk
 
 
 def write_index(path: Path, work: Path, stats: IndexStats, /, *, classes: Classes) -> None:
@@ -36,18 +35,17 @@ def write_index(path: Path, work: Path, stats: IndexStats, /, *, classes: Classe
     with index_writer(path, work) as store:
         merger = _IndexMerger(store, stats, classes)
         store.add(stats.arrays())
-        with explain_full_disk(path):
-            for file in stats.part_files:
-                merger.add(load_part(file, check=False))  # reading a batch checks its CRC
-            content = merger.finish()
-            # `left_out` and `broken` are keys of the manifest, the JSON file of an index.
-            options = replace(
-                stats.options,
-                classes_given=bool(classes),
-                left_out=stats.num_excluded,
-                broken=stats.num_incomplete_shards,
-            )
-            store.finish(content, vars(options))
+        for file in stats.part_files:
+            merger.add(load_part(file))
+        content = merger.finish()
+        # `left_out` and `broken` are keys of the manifest, the JSON file of an index.
+        options = replace(
+            stats.options,
+            classes_given=bool(classes),
+            left_out=stats.num_excluded,
+            broken=stats.num_incomplete_shards,
+        )
+        store.finish(content, vars(options))
 
 
 class _ColumnWriter:

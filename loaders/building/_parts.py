@@ -11,19 +11,15 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import new_file
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.regular import open_file
 
 _STATS_FILE = "facts.json"
 
@@ -98,23 +94,9 @@ class ShardPart:
         """The number of loose files."""
         return self.string_sizes.get("files", (0, 0))[0]
 
-    @classmethod
-    def load(cls, file: Path, /, *, check: bool = True) -> ShardPart | None:
-        """Load a part, with all its arrays if `check`; return None if it is missing or damaged."""
-        try:
-            with open_file(file) as data, zipfile.ZipFile(data) as archive:
-                if check and archive.testzip() is not None:
-                    return None
-                stats = json.loads(archive.read(_STATS_FILE))
-            options = IndexOptions(**stats["options"])
-            fields = {name: FieldStats(*values) for name, values in stats["fields"].items()}
-            return cls(**stats | {"options": options, "fields": fields, "file": file})
-        except Exception:  # damage can raise any error
-            return None
-
     def batches(self) -> Iterator[RecordBatch]:
         """Yield the record batches with their arrays."""
-        with open_file(self.file) as data, np.load(data) as archive:  # checks CRCs
+        with np.load(self.file) as archive:
             for number, (num_records, names) in enumerate(self.block_arrays):
                 arrays = {name: archive[f"{number}/{name}"] for name in names}
                 yield RecordBatch(num_records, arrays)
@@ -129,15 +111,13 @@ def check_field_count(fields: Collection[str], /) -> None:
         )
 
 
-def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
-    """Load a part as `ShardPart.load` does; raise IndexFormatError if it is missing or damaged."""
-    if (part := ShardPart.load(file, check=check)) is None:
-        raise IndexFormatError(
-            "a part of the unfinished index is missing or damaged",
-            path=file,
-            advice="build the index again; with executor= every worker must see this folder",
-        )
-    return part
+def load_part(file: Path, /) -> ShardPart:
+    """Load a part but for its arrays."""
+    with zipfile.ZipFile(file) as archive:
+        stats = json.loads(archive.read(_STATS_FILE))
+    options = IndexOptions(**stats["options"])
+    fields = {name: FieldStats(*values) for name, values in stats["fields"].items()}
+    return ShardPart(**stats | {"options": options, "fields": fields, "file": file})
 
 
 class PartFile:
@@ -157,14 +137,7 @@ class PartFile:
     def finish(self, part: ShardPart, /) -> None:
         """Write the statistics of the part as JSON, with the arrays of each record batch."""
         part.block_arrays = self.block_arrays
-        # "file" is left empty, since `ShardPart.load` sets it to the file that it reads.
+        # "file" is left empty, since `load_part` sets it to the file that it reads.
         stats = vars(part) | {"options": vars(part.options), "file": ""}
         with self.zip.open(_STATS_FILE, "w") as entry:
             entry.write(json.dumps(stats).encode())
-
-
-@contextmanager
-def new_part(file: Path, /) -> Iterator[PartFile]:
-    """Yield a writer of a part, which is `file` after the `with` block, unless it fails."""
-    with new_file(file, sync=False) as out, zipfile.ZipFile(out, "w") as archive:
-        yield PartFile(archive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ from twinfeed.loaders.building._parts import (
     PartFile,
     ShardPart,
     check_field_count,
-    new_part,
 )
 from twinfeed.loaders.building.classes import Vocabulary, integer_background
 from twinfeed.loaders.building.labels import (
@@ -38,6 +38,7 @@ from twinfeed.loaders.index.options import Label
 from twinfeed.loaders.index.paths import join, resolve_below
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array
+from twinfeed.loaders.support.atomic import new_file
 from twinfeed.loaders.support.regular import open_file
 
 BATCH_FIELDS = 1 << 16
@@ -74,8 +75,8 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
         size = os.stat(path).st_size if is_shard else 0
         part = ShardPart(plan.options, job.shard, size, etag, file=Path(file))
         try:
-            with new_part(part.file) as part_file:
-                scanner = ShardScanner(plan, part, str(source), path, part_file)
+            with new_file(part.file, sync=False) as out, zipfile.ZipFile(out, "w") as archive:
+                scanner = ShardScanner(plan, part, str(source), path, PartFile(archive))
                 _scan(plan, job, path, scanner)
                 part.sha256 = file_digest(Path(path)) if plan.options.digest else ""
                 scanner.finish()

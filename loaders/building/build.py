@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -19,19 +18,17 @@ from twinfeed.loaders.building.bad_records import Exclude, exclude_records
 from twinfeed.loaders.building.classes import Classes, check_classes
 from twinfeed.loaders.building.labels import FromTable, LabelSource
 from twinfeed.loaders.building.plan import BuildPlan, Fields
-from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, job_states
-from twinfeed.loaders.building.writer import UNWRITABLE_ADVICE, WORK_FOLDER, check_own_folder
+from twinfeed.loaders.building.sources import Job, PathLike, Shards, check_present, find_source
+from twinfeed.loaders.building.writer import UNWRITABLE_ADVICE, check_own_folder
 from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.index.open import open_index
 from twinfeed.loaders.index.options import ReadingOptions, parse_reading_options
 from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.storage.url import Location
+from twinfeed.loaders.support.atomic import explain_full_disk
 from twinfeed.loaders.support.progress import progress_bar
-from twinfeed.loaders.support.temporary import work_folder
+from twinfeed.loaders.support.temporary import temporary_folder
 from twinfeed.samplers.validate import counted
-
-MIN_KEPT_BYTES = 1 << 20
-"""A build that fails keeps the parts of shards of at least this many bytes, for the next build."""
 
 _COPY_THREADS = 4
 """The number of threads that each download a remote shard and then scan the local copy."""
@@ -53,10 +50,8 @@ def build_index(
 ) -> Index:
     """Build the index of `shards` in the folder `path`, and return it opened.
 
-    Each shard is read once, with every checksum, and its part is stored in `path`/parts. A build
-    that was interrupted continues from these parts. If a function gives the labels, parts are built
-    again, since the function may return other labels by now. The new index replaces an older index
-    by a rename at the end.
+    Each shard is read once, with every checksum. The new index is made in a hidden folder in
+    `path`, and replaces an older index by a rename at the end.
 
     Args:
         shards: a path, a pattern (globs, braces) or a list of these, of shards or of images; a
@@ -106,8 +101,9 @@ def build_index(
         shards, folder, container=reading.container, root=root, complete=reading.complete
     )
     plan, jobs = BuildPlan.of(source, label, fields, reading), exclude_records(source, exclude)
+    check_present(source)
     table = label if isinstance(label, FromTable) else None
-    with work_folder(folder / WORK_FOLDER, UNWRITABLE_ADVICE, _is_worth_keeping) as work:
+    with explain_full_disk(folder), temporary_folder(folder, UNWRITABLE_ADVICE) as work:
         build_parts = partial(_build_parts, jobs, work, executor, progress)
         stats = IndexStats(build_parts(plan), table)
         if mixed := stats.mixed_features():  # read all values of these features as lists
@@ -116,39 +112,21 @@ def build_index(
     return open_index(path, root=str(source.root))
 
 
-def _is_worth_keeping(file: Path) -> bool:
-    """Return whether the next build should use a file: a complete part of a large shard."""
-    part = ShardPart.load(file, check=False)
-    return part is not None and max(part.bytes, part.num_files << 10) >= MIN_KEPT_BYTES
-
-
 def _build_parts(
     jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool, plan: BuildPlan
 ) -> Iterator[ShardPart]:
-    """Build the parts that are missing in `folder`, and yield the part of every job.
+    """Build the part of every job in `folder`, and yield the parts.
 
-    A part's name is a hash of the plan and of the shard's path, size and time or ETag. Functions
-    for labels are called anew, and never on threads, which they may not support.
+    Functions for labels are never called on threads, which they may not support.
     """
-    digest = plan.digest()
-    states = [f"{digest} {state}" for state in job_states(plan.root, jobs)]
-    names = [hashlib.sha256(state.encode("utf-8", "surrogateescape")) for state in states]
-    files = [folder / f"{name.hexdigest()[:32]}.part" for name in names]
-    if callable(plan.label):
-        for file in files:
-            file.unlink(missing_ok=True)
-    tasks = [
-        (plan, job, str(file))
-        for job, file in zip(jobs, files, strict=True)
-        if ShardPart.load(file) is None
-    ]
+    tasks = [(plan, job, f"{folder}/{number}.part") for number, job in enumerate(jobs)]
     use_threads = executor is None and isinstance(plan.root, Location) and not callable(plan.label)
     with ThreadPoolExecutor(_COPY_THREADS) if use_threads else nullcontext(executor) as pool:
         finished = starmap(build_part, tasks) if pool is None else _run_on(pool, tasks)
         for _ in progress_bar(finished, "indexing", "shard", progress, total=len(tasks)):
             pass
-    for job, file in zip(jobs, files, strict=True):
-        part = load_part(file)
+    for _, job, file in tasks:
+        part = load_part(Path(file))
         if part.num_excluded < len(job.exclude):
             raise ValueError(
                 f"exclude= lists {counted(len(job.exclude), 'record')} of {job.shard}, and "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,6 @@ from twinfeed.loaders.building.labels import (
 from twinfeed.loaders.building.sources import Job, ShardSource
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats.records import OnBad, Record, RecordChunk
-from twinfeed.loaders.index.manifest import VERSION
 from twinfeed.loaders.index.options import IndexOptions, Reading
 from twinfeed.loaders.storage.url import Location, Root
 from twinfeed.loaders.support.checksum import crc32c
@@ -75,18 +73,6 @@ class BuildPlan:
     def with_lists(self, fields: Iterable[str]) -> BuildPlan:
         """Return a copy that reads these fields as lists too."""
         return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
-
-    def digest(self) -> str:
-        """Return a digest of all settings on which the result of scanning a shard depends.
-
-        The result is stored in a file, called a part. If a build is interrupted, the next build
-        uses a part again, instead of scanning the shard, if the digest is the same. A function for
-        labels cannot be compared, and is not in the digest.
-        """
-        label = None if callable(self.label) else self.label
-        keys = None if self.keys is None else sorted(map(repr, self.keys))
-        text = repr([VERSION, replace(self.options, root=None), label, keys])
-        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
     def scan(
         self, job: Job, path: str, on_bad: OnBad

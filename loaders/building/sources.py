@@ -134,30 +134,14 @@ def local_copy(path: Root) -> Iterator[tuple[str, str | None]]:
         yield str(copy), info.tag
 
 
-def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
-    """Return a fingerprint of the inputs of each job, as a string.
-
-    A job is the scan of one shard, or of a group of loose files. It has the path, size and
-    time (or ETag) of each file, and the numbers of the excluded records. The result of a scan that
-    an earlier build has stored is used again if its fingerprint is the same.
-    """
-    if isinstance(root, Location):
-        infos = store_of(root).stat([job.shard for job in jobs], fresh=True)
-        states = [[(job.shard, *info)] for job, info in zip(jobs, infos, strict=True)]
+def check_present(source: ShardSource, /) -> None:
+    """Raise FileNotFoundError for a shard that is missing, before any is read."""
+    shards = [job.shard for job in source.jobs if not job.entries]
+    if isinstance(source.root, Location):
+        store_of(source.root).stat(shards, fresh=True)
     else:
-        states = [list(_file_states(root, job)) for job in jobs]
-    return [
-        repr([state, [entry.key for entry in job.entries], sorted(job.exclude), job.stop])
-        for job, state in zip(jobs, states, strict=True)
-    ]
-
-
-def _file_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | None]]:
-    """Yield the path, the size and the modification time of each file of a job."""
-    files = [file for entry in job.entries for file in entry.paths.values()]
-    for path in files if job.entries else [job.shard]:
-        status = os.stat(posixpath.join(root, path))
-        yield path, status.st_size, str(status.st_mtime_ns)
+        for shard in shards:
+            os.stat(posixpath.join(source.root, shard))
 
 
 def _loose_entries(shards: Shards) -> list[Entry] | None:

@@ -39,9 +39,7 @@ from twinfeed.loaders.support.atomic import (
 )
 
 Json = Mapping[str, Any]  # an object of JSON
-WORK_FOLDER = "parts"
-"""The folder in an index that a build works in, and where parts stay if it is interrupted."""
-_BUILT = re.compile(rf"\..*|{WORK_FOLDER}|{ARRAYS_FOLDER.pattern}", re.DOTALL)
+_BUILT = re.compile(rf"\..*|{ARRAYS_FOLDER.pattern}", re.DOTALL)
 _BUFFER = 1 << 17  # bytes
 _REGULAR = "a regular file", bool  # a build replaces these names in an index, but no links
 UNWRITABLE_ADVICE = (
@@ -165,7 +163,7 @@ def _indexed_files(path: Path) -> set[str]:
 def index_writer(path: Path, work: Path) -> Iterator[IndexWriter]:
     """Yield a writer of the index at `path`, which writes to the folder `work` until it is whole.
 
-    `work` is a `work_folder` in the index.
+    `work` is a temporary folder in the index.
     """
     store = IndexWriter(path, work / "arrays")
     store.folder.mkdir()

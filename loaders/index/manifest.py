@@ -50,10 +50,6 @@ def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
     try:
         text = read_file(file, LIMITS.manifest_bytes)
     except (FileNotFoundError, NotADirectoryError):
-        if (path / "parts").is_dir():
-            problem = "incomplete index: its build was interrupted, or ended in an error"
-            advice = "build it again with the same arguments, which keeps finished shards"
-            raise error(problem, advice=advice) from None
         raise no_index_error(path) from None
     except LoaderError as reason:
         problem = f"damaged index: {MANIFEST} is {reason.problem}"

@@ -45,7 +45,7 @@ from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.atomic import explain_full_disk
 from twinfeed.loaders.support.pool import interrupts_deferred
-from twinfeed.loaders.support.temporary import temporary_folder, work_folder
+from twinfeed.loaders.support.temporary import temporary_folder
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import root_key
@@ -137,12 +137,10 @@ def pack(
         check_split(split, seed)
     records = _open_source(source)
     folder = output_path(out)
-    publishing = partial(work_folder, folder / ".packing", _ADVICE)  # locks it for other packers
     with explain_full_disk(folder), temporary_folder(folder, _ADVICE) as staging:
         if isinstance(records, CompressedShards):
             records = decompressed_samples(records, staging)
-        with publishing():
-            check_free(folder, split or {"data": 1}, overwrite)
+        check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
         samples = _with_random_access(records, staging) if random_access else records
         make_split = partial(PackedSplit, staging, container)
@@ -157,11 +155,10 @@ def pack(
             _build_index(packed, classes, progress, _list_names(samples))
             _warn_of_missing_fields(packed)
         names = [packed.name for packed in splits]
-        with publishing(), interrupts_deferred():
+        with interrupts_deferred():
             check_free(folder, names, overwrite)  # another packer may have written here meanwhile
             publish(staging, folder, names)
-            # Opened before another packer may replace these files.
-            return {name: open_index(folder / f"{name}.index") for name in names}
+        return {name: open_index(folder / f"{name}.index") for name in names}
 
 
 def _open_source(source: Any) -> Records:

@@ -14,9 +14,9 @@ import pytest
 from support.damage import CUTS, INDEXES
 from support.damaged_shards import RECORDS, SHARDS, Damage, of_members, of_records
 from support.formats import archive, contents, flipped, member, no_hang
-from support.inside import REBUILD, ShardPart, load_part, tar, tfrecord
+from support.inside import REBUILD, tar, tfrecord
 from support.servers import RangeServer
-from support.shards import flip, made_parts, merged, tars, tfrecords
+from support.shards import flip, tars, tfrecords
 
 from twinfeed.loaders import (
     DataCorruptionError,
@@ -293,28 +293,3 @@ def test_fault_33_index_with_one_damaged_file_is_refused(
                 assert f"the bytes of {file.name} have changed" in str(error)
                 assert (error.path, error.advice) == (str(file), REBUILD)
         file.write_bytes(data)
-
-
-@pytest.mark.parametrize("how", CUTS)
-def test_damaged_part_is_refused(tmp_path: Path, how: str) -> None:
-    (part,) = made_parts(tars(tmp_path, shards=1), tmp_path / "parts")
-    part.write_bytes(CUTS[how](part.read_bytes()))
-    with pytest.raises(IndexFormatError, match="unfinished index is missing or damaged"):
-        merged([part], tmp_path / "x.index")
-    assert not list((tmp_path / "x.index").glob("*"))
-
-
-@pytest.mark.usefixtures("kept_parts")
-def test_part_with_changed_or_cut_byte_is_built_again(tmp_path: Path) -> None:
-    shards = tfrecords(tmp_path, shards=1, each=2)
-    (part,) = made_parts(shards, tmp_path / "parts")
-    whole, known = part.read_bytes(), load_part(part)
-    expected = known, [*map(str, known.batches())]
-    for place in range(len(whole)):
-        part.write_bytes(flipped(whole, place, 0xFF))
-        found = ShardPart.load(part)
-        assert found is None or (found, [*map(str, found.batches())]) == expected
-        part.write_bytes(whole[:place])
-        assert ShardPart.load(part) is None
-    assert made_parts(shards, tmp_path / "parts") == [part]
-    assert part.read_bytes() == whole

@@ -7,7 +7,7 @@ from twinfeed.loaders.batches.feed import Feed, recipe_of
 from twinfeed.loaders.building import build, shards
 from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
-from twinfeed.loaders.building._parts import ShardPart, load_part
+from twinfeed.loaders.building._parts import load_part
 from twinfeed.loaders.building.plan import BuildPlan
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.building.sources import find_source
@@ -47,7 +47,7 @@ from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.checksum import crc32c, masked_crc32c
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
-from twinfeed.loaders.support.temporary import work_folder
+from twinfeed.loaders.support.temporary import temporary_folder
 from twinfeed.loaders.tools.backends import BACKENDS
 from twinfeed.samplers.drawing import prefix_sums
 

@@ -18,7 +18,7 @@ from support.inside import (
     encode,
     find_source,
     load_part,
-    work_folder,
+    temporary_folder,
     write_index,
 )
 from twinfeed.loaders import Index, Reader, open_index
@@ -129,6 +129,6 @@ def made_parts(
 
 def merged(files: Iterable[Path], path: Path) -> Index:
     """The index of parts."""
-    with work_folder(path / "parts", "") as work:
+    with temporary_folder(path) as work:
         write_index(path, work, IndexStats(map(load_part, files), None), classes=None)
     return open_index(path)

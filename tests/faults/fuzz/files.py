@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import random
-import shutil
 import zipfile
 from collections.abc import Callable
 from decimal import Decimal
@@ -17,7 +16,7 @@ import numpy as np
 from faults.fuzz.mutations import Corpus, must_name
 from support.damage import mutated, with_entry
 from support.inside import IMAGES as FORMATS
-from support.inside import build, encode
+from support.inside import encode
 
 from twinfeed import TarWriter, TFRecordWriter
 from twinfeed.loaders import (
@@ -220,28 +219,6 @@ def side(_: Corpus, draw: random.Random) -> None:
         must_name(error, "side.npy")
 
 
-def part(corpus: Corpus, draw: random.Random) -> None:
-    """Go on with an interrupted build of which a part is mutated: the same index comes."""
-    corpus.restore()
-    shards = ["a.tar", *(f"tar/data-0000{n}-of-00002.tar" for n in range(2))]
-    wanted = build_index(shards, "y.index", label="cls").digest
-    last, build.MIN_KEPT_BYTES = Path(shards[-1]), 0
-    whole = last.read_bytes()
-    try:
-        last.write_bytes(b"x" + whole[1:])
-        shutil.rmtree("y.index")
-        with contextlib.suppress(LoaderError):
-            build_index(shards, "y.index", label="cls")
-        last.write_bytes(whole)
-        parts = sorted(Path("y.index/parts").glob("*.part"))
-        assert len(parts) == 2, parts
-        damaged = draw.choice(parts)
-        damaged.write_bytes(mutated(damaged.read_bytes(), draw))
-        assert build_index(shards, "y.index", label="cls").digest == wanted
-    finally:
-        build.MIN_KEPT_BYTES = 1 << 20
-
-
 def damage_zip(file: Path, draw: random.Random) -> None:
     """Mutate a zip, or a member of it with the right CRC."""
     if draw.random() < 0.5:
@@ -326,7 +303,6 @@ TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "labels": labels,
     "pixels": pixels,
     "side": side,
-    "part": part,
     "collect": collected,
     "results": results,
 }

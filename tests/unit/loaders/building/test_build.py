@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -11,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.shards import flip, numbered, tars, tfrecords, tree, write_tar
+from support.shards import numbered, tars, tfrecords, tree, write_tar
 
 from twinfeed.loaders import (
-    DataCorruptionError,
     DecodeError,
     Reader,
     ShardWarning,
     build_index,
     open_index,
 )
-from twinfeed.loaders.building import build
 from twinfeed.loaders.index.options import IndexOptions, ReadingOptions
+from twinfeed.loaders.support import temporary
+from twinfeed.loaders.support.temporary import remove_temporary
 
 
 def test_tfrecord_records_read_as_written(tmp_path: Path) -> None:
@@ -75,13 +74,11 @@ def test_shard_error_is_raised_while_other_shards_are_scanned(
         assert failed.wait(60)
         return 1
 
-    def finish(file: Path) -> bool:
+    def remove(folder: Path) -> None:
         failed.set()
-        while file.exists():
-            time.sleep(0.01)
-        return False
+        remove_temporary(folder)
 
-    monkeypatch.setattr(build, "_is_worth_keeping", finish)
+    monkeypatch.setattr(temporary, "remove_temporary", remove)
     shards = [write_tar(tmp_path / f"{n}.tar", [("a", {"txt": b"."})]) for n in range(2)]
     with ThreadPoolExecutor(2) as executor, pytest.raises(DecodeError, match="no label"):
         build_index(shards, tmp_path / "x.index", label=label, executor=executor)
@@ -92,25 +89,6 @@ def test_index_bytes_do_not_depend_on_folder_or_time(tmp_path: Path) -> None:
         (tmp_path / place).mkdir()
         build_index(tars(tmp_path / place), tmp_path / place / "x.index", label="cls")
     assert tree(tmp_path / "one" / "x.index") == tree(tmp_path / "two" / "x.index")
-
-
-@pytest.mark.usefixtures("kept_parts")
-def test_kept_parts_are_not_reused_for_a_label_function(tmp_path: Path) -> None:
-    """Its code is the same, and what it uses is not."""
-    shards = tars(tmp_path, shards=2)
-    now = {"label": 1}
-
-    def label(sample: dict[str, Any]) -> int:
-        return now["label"]
-
-    flip(shards[1], 0)
-    with pytest.raises(DataCorruptionError):
-        build_index(shards, tmp_path / "x.index", label=label)
-    flip(shards[1], 0)
-    assert list((tmp_path / "x.index" / "parts").glob("*.part"))
-    now["label"] = 2
-    index = build_index(shards, tmp_path / "x.index", label=label)
-    assert index.columns["label"].tolist() == [2] * 20
 
 
 def test_index_options_record_how_it_was_built(tmp_path: Path) -> None:
@@ -149,7 +127,7 @@ def test_sound_data_do_not_warn(tmp_path: Path) -> None:
 
 def test_index_folder_may_hold_own_leftovers_and_notes(tmp_path: Path) -> None:
     shards = tars(tmp_path)
-    for name in ("parts", ".hidden", "columns-0123456789abcdef"):
+    for name in (".hidden", "columns-0123456789abcdef"):
         out = tmp_path / f"{name}.index"
         (out / name).mkdir(parents=True)
         build_index(shards, out)

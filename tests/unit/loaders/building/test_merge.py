@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -27,13 +28,13 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.building import _scan_shard, classes, sources
 from twinfeed.loaders.building import writer as _writer
-from twinfeed.loaders.building._parts import FieldStats, ShardPart, new_part
+from twinfeed.loaders.building._parts import FieldStats, PartFile, ShardPart
 from twinfeed.loaders.formats import tfrecord
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.arrays import row_type
 from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.support.temporary import work_folder
+from twinfeed.loaders.support.temporary import temporary_folder
 from twinfeed.samplers import ClassOrder
 
 
@@ -56,7 +57,8 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     part.first_labels, part.label_names = {"names": "a.tar"}, [f"c{n}" for n in range(100)]
     part.string_sizes = {"keys": (records, 8 * records)}
     part.fields = {"x": FieldStats("bytes", offset, length)}
-    with new_part(file) as out:
+    with zipfile.ZipFile(file, "w") as archive:
+        out = PartFile(archive)
         for start in range(0, records, 1000):
             rows = np.zeros(1000, row_type(offset, length, whole_files=False))
             rows["offset"], rows["length"] = offset, length
@@ -153,7 +155,7 @@ def test_class_order_written_in_chunks_equals_one_in_memory(
         patch.setattr(classes, "SORTED_AT_ONCE", at_once)
         patch.setattr(classes, "READ_ITEMS", 4)
         path = tmp_path_factory.mktemp("order") / "x.index"
-        with work_folder(path / "parts", "") as work, _writer.index_writer(path, work) as store:
+        with temporary_folder(path) as work, _writer.index_writer(path, work) as store:
             digest = classes.write_class_order(store, values, ())
             written = {
                 name: store.finish_array(f"classorder-{name}").tolist()
@@ -235,12 +237,6 @@ def test_build_keeps_user_files_in_and_beside_old_arrays(tmp_path: Path) -> None
     assert len(again) == 20
     assert [file.read_text() for file in (mine, among)] == ["mine"] * 2
     assert [file.name for file in among.parent.iterdir()] == ["mine.npy"]
-    parts = index.path / "parts" / f"{'0' * 32}.part"
-    parts.parent.mkdir()
-    parts.write_text("mine")
-    with pytest.raises(FileExistsError, match="did not create the folder: move it elsewhere"):
-        build_index(shards, index.path, root=tmp_path / "shards")
-    assert parts.read_text() == "mine"
 
 
 def test_index_finished_by_another_process_is_accepted(

@@ -38,7 +38,7 @@ from twinfeed.loaders.index.arrays import StringColumn, row_type
 from twinfeed.loaders.index.index import SHARD
 from twinfeed.loaders.index.manifest import MANIFEST
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.support.temporary import work_folder
+from twinfeed.loaders.support.temporary import temporary_folder
 from twinfeed.samplers import PKBatchSampler
 
 
@@ -66,7 +66,7 @@ def big_index(folder: Path, records: int, shards: int, classes: int = 0) -> Path
         "class_order": None,
     }
     path = folder / "big.index"
-    with work_folder(path / "parts", "") as work, index_writer(path, work) as store:
+    with temporary_folder(path) as work, index_writer(path, work) as store:
         store.add(arrays)
         store.finish(facts, {"missing": "error", "root": os.fspath(folder)})
     for name in names:
