@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from http.client import InvalidURL
+from http.client import HTTPConnection, HTTPResponse, InvalidURL
 from urllib.parse import urljoin, urlsplit
 
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, Retry
@@ -26,6 +26,7 @@ from twinfeed.loaders.storage.retries import TransientError, no_ranges_error, st
 from twinfeed.loaders.storage.store import ObjectInfo, RangeData, Store
 from twinfeed.loaders.storage.url import Location, masked
 
+Response = BaseHTTPResponse | HTTPResponse
 _MAX_DRAIN = 1 << 16
 """An unwanted body of at most this many bytes is read, so that its connection can be reused."""
 _MAX_REDIRECTS = 5
@@ -36,6 +37,7 @@ _STRICT_HEADERS = {
     "Content-Length": (r"\d{1,18}", "a number of bytes"),
 }
 """Headers that must match a pattern if they are present, and the pattern in words."""
+_CHECKED = {*_STRICT_HEADERS, "Content-Range", "Etag"}
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "twinfeed"}
 
 
@@ -93,10 +95,11 @@ class HttpStore(Store):
             is_reusable = False
             try:
                 with suppress(Exception), deadline(until - time.monotonic()):
-                    response = connection.getresponse()
-                    if response.status == 206:
+                    # urllib3's own response would take a fifth of the time.
+                    response = HTTPConnection.getresponse(connection)
+                    if response.status == 206 and not _has_repeated(response):
                         found = self._read_range(path, response, start, stop)
-                        is_reusable = response.length_remaining == 0
+                        is_reusable = response.length == 0
                         return found if len(found.data) == stop - start else None
                 return None
             finally:
@@ -129,15 +132,13 @@ class HttpStore(Store):
             advice="name the shards, as in train-{00000..00063}.tar, or give a list of their URLs",
         )
 
-    def _read_range(
-        self, path: str, response: BaseHTTPResponse, start: int, stop: int
-    ) -> RangeData:
+    def _read_range(self, path: str, response: Response, start: int, stop: int) -> RangeData:
         """Return the bytes [start, stop) of a file from a response with status 206."""
         self._check_headers(path, response)
         length, info = self._check_range(path, response, start, stop)
         return RangeData(memoryview(response.read(length)), info)
 
-    def _check_headers(self, path: str, response: BaseHTTPResponse) -> None:
+    def _check_headers(self, path: str, response: Response) -> None:
         """Raise LoaderError for a header of a response that is not as `_STRICT_HEADERS` has it."""
         for name, (pattern, expected) in _STRICT_HEADERS.items():
             found = response.headers.get(name)
@@ -145,7 +146,7 @@ class HttpStore(Store):
                 raise self._header_error(path, name, found, expected)
 
     def _check_range(
-        self, path: str, response: BaseHTTPResponse, start: int, stop: int
+        self, path: str, response: Response, start: int, stop: int
     ) -> tuple[int, ObjectInfo]:
         """Check that a response has the requested range [start, stop), up to the end of the file.
 
@@ -255,6 +256,12 @@ class HttpStore(Store):
             self._home_network = network
         elif network not in ("public", self._home_network):
             raise _redirect_error(str(self.root), f"{origin} ({network} address)")
+
+
+def _has_repeated(response: HTTPResponse) -> bool:
+    """Return whether a response has a header twice that is checked; `get` gives the first alone."""
+    names = [name for name in map(str.title, response.headers) if name in _CHECKED]
+    return len(names) > len(set(names))
 
 
 def _origin(url: str) -> str:

@@ -101,6 +101,34 @@ def test_silent_kept_connections_take_one_deadline(
     assert len(opened) == 25
 
 
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (b"", b"abc"),
+        (b"X: 1\r\nx: 2\r\n", b"abc"),
+        (b"CONTENT-RANGE: bytes 3-5/9\r\n", None),
+        (b"content-encoding: identity\r\nContent-Encoding: gzip\r\n", None),
+    ],
+)
+def test_response_with_a_checked_header_twice_is_requested_again(
+    more: bytes, found: bytes | None
+) -> None:
+    """On a connection that is kept: after it, a thread of its own asks, and refuses it."""
+
+    def handle(handler: socketserver.StreamRequestHandler) -> None:
+        for extra in (b"", more):
+            head(handler)
+            handler.wfile.write(RANGE + extra + b"Content-Length: 3\r\n\r\nabc")
+
+    with serving(handle) as address:
+        store = store_of(Location.of(f"http://{address}"))
+        assert bytes(store.read("a.tar", 0, 3).data) == b"abc"
+        receive = store.send("a.tar", 0, 3)
+        assert receive is not None
+        result = receive()
+        assert (None if result is None else bytes(result.data)) == found
+
+
 def test_trickling_response_takes_one_deadline(network: Callable[..., None]) -> None:
     def handle(handler: socketserver.StreamRequestHandler) -> None:
         head(handler)
