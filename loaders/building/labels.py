@@ -109,8 +109,7 @@ class FromFolder(_Source):
 
     The path is a tar sample's key, a loose file's path or a TFRecord shard's. `level` counts the
     folders of the path from 0; -1 is the innermost. The root is `root=`, by default the folder that
-    holds the index; of a folder of images this folder; of compressed shards the folder that holds
-    their folders. In a tar every key begins at the root.
+    holds the index; of a folder of images this folder. In a tar every key begins at the root.
     Of cats/kittens/1.png, `FromFolder()` gives cats, and `FromFolder(level=-1)` kittens. A path
     with no such folder has no label.
 

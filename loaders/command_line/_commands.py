@@ -29,7 +29,7 @@ from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.index import load_index
 from twinfeed.loaders.index.options import IndexOptions, ReadingOptions
 from twinfeed.loaders.index.remote_index import is_index_path
-from twinfeed.loaders.packing import CompressedShards, pack
+from twinfeed.loaders.packing import pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
@@ -55,15 +55,10 @@ class TablePath(str):
 
 
 def run_pack(options: argparse.Namespace) -> None:
-    """Run `twinfeed pack`; options that say how records are read mean that the source is shards."""
-    source: str | list[str] | Index | CompressedShards = _unwrap_single(options.source)
+    """Run `twinfeed pack`: write shards and their index, and print its path and size."""
+    source: str | list[str] | Index = _unwrap_single(options.source)
     if options.root is not None:
         source = open_index(options.source[0], root=options.root)
-    if options.label is not None or options.key is not None or not options.example:
-        # Take this class for all shards: it decompresses only those that are compressed.
-        source = CompressedShards(
-            options.source, label=options.label, key=options.key, example=options.example
-        )
     options.split = _unique_names("--split", options.split)
     for index in pack(source, options.out, **_arguments(pack, options)).values():
         print_lines(f"{index.path}: {_summary(index)}")

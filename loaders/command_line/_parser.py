@@ -220,15 +220,10 @@ _TABLE = r"""
 pack: Write a folder of images, the records of an index, or those of compressed shards, to shards,
   and index the shards. Images are not decoded. pack of twinfeed.loaders packs any other samples.
 $ pack images/ data/ --split train=0.8 --split eval=0.2 --seed 1
-$ pack 'old/*.tar.gz' new/ --container tar --label cls
+$ pack 'old/*.tar.gz' new/ --container tar
 source...                  a folder of images, or of classes; an index; or compressed shards
 out                        the folder to write shards and indexes to
 --container tar|tfrecord   the shard format; default tfrecord
-(label where labels come from
-@labels
-)
---key FEATURE              the feature that holds a TFRecord's key
---raw                      read TFRecords as bytes, for records that are no Examples
 --split NAME=SIZE...       a split: a number of records, or a fraction; needs --seed
 --seed N                   shuffle the records by this seed; default: keep their order
 --shards N                 the minimum number of shards of each split; default 1
@@ -245,7 +240,12 @@ $ index images/ --out images.index
 shards...                  paths, globs, braces, URLs; or a folder of images
 --out! FOLDER              the folder to create, or the index to replace
 (label where labels come from
-@labels
+--label FIELD              a feature or tar member
+--label-json FIELD[:KEY]   a JSON member, such as json:object.name
+--label-file REGEX         the group of a match in a file's name, such as 'class_(\d+)'
+--label-folder             the first folder of the path; a folder of images has its labels by itself
+--label-folder-level LEVEL  another folder: 1 is the second, -1 the innermost
+--label-example FEATURE    a feature of an Example that --raw reads whole
 --label-table TABLE        a CSV or TSV file with the header key,label; see the docs for the keys
 )
 (
@@ -342,14 +342,6 @@ make                       FILE.py:NAME, a function that builds a sampler; its f
 --processes                ranks are processes joined by gloo, for samplers with collectives
 --expect NAME              the promise to check, beside contradictions
 --seconds N                the seconds for all questions; default 60
-
-@labels:
---label FIELD              a feature or tar member
---label-json FIELD[:KEY]   a JSON member, such as json:object.name
---label-file REGEX         the group of a match in a file's name, such as 'class_(\d+)'
---label-folder             the first folder of the path; a folder of images has its labels by itself
---label-folder-level LEVEL  another folder: 1 is the second, -1 the innermost
---label-example FEATURE    a feature of an Example that --raw reads whole
 
 @reading:
 --container tar|tfrecord|files  the format; default: by names and first bytes

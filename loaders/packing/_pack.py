@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import reprlib
@@ -17,15 +16,15 @@ import numpy as np
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.classes import Classes, assign_classes
 from twinfeed.loaders.building.labels import FromJson, LabelSource
-from twinfeed.loaders.building.sources import find_source
+from twinfeed.loaders.building.shards import expand
+from twinfeed.loaders.building.sources import PathLike, find_source
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.formats.sniff import has_image_extension
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.index.remote_index import is_index_path
-from twinfeed.loaders.index.sizes import field_bytes
-from twinfeed.loaders.packing._compressed import CompressedShards, Shards, decompressed_samples
+from twinfeed.loaders.packing._compressed import decompressed_samples
 from twinfeed.loaders.packing._inputs import (
     LooseFiles,
     RandomAccess,
@@ -42,7 +41,6 @@ from twinfeed.loaders.packing._shard_writer import (
     write_shards,
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
-from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.atomic import explain_full_disk
 from twinfeed.loaders.support.pool import interrupts_deferred
 from twinfeed.loaders.support.temporary import temporary_folder
@@ -51,21 +49,19 @@ from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import root_key
 from twinfeed.samplers.validate import counted
 
-Records = RandomAccess | Iterable[Sample] | CompressedShards
+Records = RandomAccess | Iterable[Sample]
 
 _RANDOM_ACCESS = (Index, LooseFiles, Sequence)
 _ADVICE = "nothing can be written here: give another folder to pack to"
-_SPARE_BYTES = 1 << 26
-"""Room in a disk cache beyond the bytes of the shards, since it stores whole chunks of a file."""
 
 
 @validate.show_call(
     "pack(source, out)",
-    label="give CompressedShards(shards, label=…), or an index with labels",
+    label="pack an index with labels: build_index(…, label=…)",
     lists="an index made by build_index(…, lists=…) is packed so",
 )
 def pack(
-    source: Records | Shards,
+    source: Records | PathLike | Sequence[PathLike],
     out: str | os.PathLike[str],
     /,
     *,
@@ -96,12 +92,12 @@ def pack(
 
     Args:
         source: the path of a folder of images, with a folder for each class, of an index or of
-            compressed shards; a list of paths of images or compressed shards; `LooseFiles`, an
-            `Index`, `CompressedShards`, or an iterable of dicts. A dict has bytes, str, numbers or
-            arrays by field name, `__key__` (a str) for the key, and `label` (an int or a str) for
-            the class. A str is a number if every label is an integer, as in `build_index`. The
-            fields, columns and class names of an index are packed as they are, whatever the index
-            was made of.
+            shards; a list of paths of images or shards; `LooseFiles`, an `Index`, or an iterable of
+            dicts. A dict has bytes, str, numbers or arrays by field name, `__key__` (a str) for the
+            key, and `label` (an int or a str) for the class. A str is a number if every label is an
+            integer, as in `build_index`. The fields, columns and class names of an index are packed
+            as they are, whatever the index was made of. Shards may be compressed by gzip, bzip2, xz
+            or zlib, and a TFRecord must hold Examples.
         out: the folder of the shards (`train-00000-of-00010.tfrecord`) and of the indexes
             (`train.index`).
         container: "tfrecord", or "tar" (webdataset).
@@ -135,11 +131,9 @@ def pack(
         validate.integer("shard_records", shard_records, minimum=1)
     if split is not None:
         check_split(split, seed)
-    records = _open_source(source)
     folder = output_path(out)
     with explain_full_disk(folder), temporary_folder(folder, _ADVICE) as staging:
-        if isinstance(records, CompressedShards):
-            records = decompressed_samples(records, staging)
+        records = _open_source(source, staging)
         check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
         samples = _with_random_access(records, staging) if random_access else records
@@ -161,20 +155,20 @@ def pack(
         return {name: open_index(folder / f"{name}.index") for name in names}
 
 
-def _open_source(source: Any) -> Records:
+def _open_source(source: Any, staging: Path) -> Records:
     """Return what `pack` reads records from; for paths, by what is stored there."""
     if isinstance(source, (list, tuple)) and source:
         if all(map(has_image_extension, source)):
             return _loose_files(source, root=None)
         if all(isinstance(path, (str, os.PathLike)) for path in source):
-            return CompressedShards(source)
+            return decompressed_samples(expand(source, compressed=True), staging)
     elif isinstance(source, (str, os.PathLike)):
         if is_index_path(source):
             return open_index(source)
-        is_folder = os.path.isdir(source)
-        return _loose_files(source, root=source) if is_folder else CompressedShards(source)
-    allowed = (LooseFiles, Index, CompressedShards, Iterable)
-    if isinstance(source, Mapping) or not isinstance(source, allowed):
+        if os.path.isdir(source):
+            return _loose_files(source, root=source)
+        return decompressed_samples(expand(source, compressed=True), staging)
+    if isinstance(source, Mapping) or not isinstance(source, (LooseFiles, Index, Iterable)):
         raise TypeError(
             "source must be a folder of images, LooseFiles, an Index or an iterable of samples, "
             f"got {reprlib.repr(source)}"
@@ -189,15 +183,7 @@ def _loose_files(source: Any, root: str | os.PathLike[str] | None) -> LooseFiles
 
 
 def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -> RandomAccess:
-    """Return the samples for any order: an iterable as a TFRecord, a remote index cached."""
-    if isinstance(source, Index) and source.remote and source.cache is None:
-        cached = copy.copy(source)
-        # The cache must have room for everything, so that nothing is fetched twice. That is the
-        # size of the shards. But for loose files, which `shards` counts as 0 bytes, it is the size
-        # of the fields. The sum of both is enough in each case.
-        stored = field_bytes(source) + int(source.shards["bytes"].sum())
-        cached.cache = DiskCache(folder / "cache", bytes=stored + _SPARE_BYTES)
-        return cached
+    """Return the samples for any order: an iterable as the index of a TFRecord."""
     if isinstance(source, _RANDOM_ACCESS):
         return source
     # An iterable can be read only once, in its order. So write its samples to a file.

@@ -43,7 +43,6 @@ from support.inside import MANIFEST, decompressed_samples, encode, tar, tfrecord
 from support.inside import main as command_line
 
 from twinfeed.loaders import (
-    CompressedShards,
     DecodeExample,
     Index,
     LoaderError,
@@ -161,7 +160,7 @@ def packed(path: str, data: bytes) -> list[dict[str, Any]]:
     """Return the samples of a shard of these bytes, as `pack` reads them."""
     Path(path).write_bytes(data)
     with tempfile.TemporaryDirectory(dir=".") as work:
-        return list(decompressed_samples(CompressedShards(path), Path(work)))
+        return list(decompressed_samples([str(path)], Path(work)))
 
 
 def proto(_: Corpus, draw: random.Random) -> None:

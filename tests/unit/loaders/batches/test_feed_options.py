@@ -29,7 +29,7 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (shuffled, (None,), {"batch_size": 4}, r"batch_size=: the sampler has it, .*BatchSampler\("),
     (pack, ([], "out"), {"splits": 1}, "takes no splits=: write pack"),
     (open_index, ("x",), {"rot": "y"}, "takes no rot=: write open_index"),
-    (pack, ("*.tar", "x"), {"label": "cls"}, "takes no label=: give CompressedShards"),
+    (pack, ("*.tar", "x"), {"label": "cls"}, "takes no label=: pack an index with labels"),
     (
         build_index,
         ("*.tar", "x"),

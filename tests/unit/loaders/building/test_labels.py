@@ -12,7 +12,6 @@ import pytest
 from support.shards import tars, write_tar, write_tfrecord
 
 from twinfeed.loaders import (
-    CompressedShards,
     DataCorruptionError,
     FromExample,
     FromFile,
@@ -398,7 +397,7 @@ FOLDERS = {
 }
 
 
-@pytest.mark.parametrize("container", ["files", "tar", "tfrecord", "compressed tar", "compressed"])
+@pytest.mark.parametrize("container", ["files", "tar", "tfrecord"])
 @pytest.mark.parametrize("level", FOLDERS)
 def test_folder_is_the_same_in_every_container(tmp_path: Path, container: str, level: int) -> None:
     """The first below the root by default, and with level=-1 the innermost."""
@@ -416,8 +415,6 @@ def test_folder_is_the_same_in_every_container(tmp_path: Path, container: str, l
         "files": lambda: build_index(tmp_path / "images", out, label=label),
         "tar": lambda: build_index(tar, out, label=label),
         "tfrecord": lambda: build_index(records, out, label=label),
-        "compressed tar": lambda: pack(CompressedShards(tar, label=label), tmp_path / "o")["data"],
-        "compressed": lambda: pack(CompressedShards(records, label=label), tmp_path / "o")["data"],
     }
     if FOLDERS[level] is None:
         with pytest.raises(DataCorruptionError, match=r"label=FromFolder\(level=2\) \(--label-fo"):
@@ -434,15 +431,6 @@ def test_tar_of_one_outer_folder_has_its_classes_at_the_next_level(tmp_path: Pat
     assert build_index(tar, out / "x.index", label=FromFolder()).classes == ("images",)
     index = build_index(tar, out / "x.index", label=FromFolder(level=1))
     assert index.classes == ("cats", "dogs")
-
-
-def test_folder_of_one_compressed_shard_is_its_own(tmp_path: Path) -> None:
-    shard = tmp_path / "cats" / "a.tfrecord"
-    shard.parent.mkdir()
-    write_tfrecord(shard, [{"x": b"image"}])
-    for label in (FromFolder(), FromFolder(level=-1)):
-        source = CompressedShards(shard, label=label)
-        assert pack(source, tmp_path / "out", overwrite=True)["data"].classes == ("cats",)
 
 
 def test_label_of_an_entry_comes_before_its_folder(tmp_path: Path) -> None:

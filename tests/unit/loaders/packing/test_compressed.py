@@ -13,24 +13,18 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from support.foreign import sub
 from support.formats import write_records
 from support.servers import RangeServer
 from support.shards import write_tar, write_tfrecord
 
 from twinfeed.loaders import (
-    CompressedShards,
     DataCorruptionError,
-    FromFile,
-    FromJson,
     Reader,
     ShardWarning,
     build_index,
-    open_index,
     pack,
 )
 from twinfeed.loaders.command_line import main
-from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.packing import ShardContainer, _compressed
 from twinfeed.loaders.support.limits import Limits
 
@@ -132,10 +126,10 @@ def test_zeros_after_a_stream_are_passed_over(tmp_path: Path, zeros: int) -> Non
     path = tfrecord(tmp_path / "a.gz", "gz")
     stream = path.read_bytes()
     path.write_bytes(stream + bytes(zeros) + stream + bytes(zeros))
-    assert len(pack(CompressedShards(path), tmp_path / "out")["data"]) == 2 * len(ROWS)
+    assert len(pack(path, tmp_path / "out")["data"]) == 2 * len(ROWS)
     path.write_bytes(stream + bytes(zeros) + b"x")
     with pytest.raises(DataCorruptionError, match="cannot be decompressed"):
-        pack(CompressedShards(path), tmp_path / "more")
+        pack(path, tmp_path / "more")
 
 
 def test_lists_without_bytes_are_packed(tmp_path: Path) -> None:
@@ -143,7 +137,7 @@ def test_lists_without_bytes_are_packed(tmp_path: Path) -> None:
     empty = np.array([], bytes)
     rows = [{"x": b"1", "boxes": empty}, {"x": b"2", "boxes": [b"a"]}, {"x": b"3", "boxes": empty}]
     path = tfrecord(tmp_path / "a.gz", "gz", rows)
-    index = pack(CompressedShards(path), tmp_path / "one", shards=2)["data"]
+    index = pack(path, tmp_path / "one", shards=2)["data"]
     for again in (index, pack(index, tmp_path / "two", seed=1)["data"]):
         with Reader(again) as reader:
             read = reader.read(range(3), ["x", "boxes"])
@@ -183,114 +177,28 @@ def test_empty_compressed_shard_warns(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:fields that some")
-def test_label_option_applies_and_missing_field_is_empty(tmp_path: Path) -> None:
-    rows = [
-        {"image/class/label": n % 3, "x": b"1"} | ({"note": b"a"} if n % 2 else {})
-        for n in range(6)
-    ]
+@pytest.mark.parametrize("container", get_args(ShardContainer))
+def test_label_feature_and_members_of_a_tar_are_packed(tmp_path: Path, container: Any) -> None:
+    """As they are: an index of the new shards says where labels are."""
+    rows = [{"label": n % 3, "x": b"1"} | ({"note": b"a"} if n % 2 else {}) for n in range(6)]
     path = tfrecord(tmp_path / "a.gz", "gz", rows)
-    field = "image/class/label"
-    words = ["pack", str(path), f"{tmp_path}/cli", "--label", field, "-q"]
-    assert main(words) == 0
-    for index in (
-        pack(CompressedShards(path, label=field), tmp_path / "out")["data"],
-        pack(CompressedShards(path, label=field), tmp_path / "tar", container="tar")["data"],
-        pack(CompressedShards(path, label=lambda row: row[field][0]), tmp_path / "f")["data"],
-        open_index(tmp_path / "cli" / "data.index"),
-    ):
-        assert index.labels.tolist() == [0, 1, 2] * 2
-        with Reader(index) as reader:
-            assert reader.read([0, 1], ["note"]) == {"note": [b"", b"a"]}
-    samples = [(f"{n}", {"cls": b"%d" % (9 + n), "json": b'{"a": "b"}'}) for n in range(2)]
-    tar = write_tar(tmp_path / "plain.tar", samples).read_bytes()
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar))
-    for container in get_args(ShardContainer):
-        for label, want, classes in (
-            ("cls", [9, 10], ()),
-            (FromJson("cls"), [9, 10], ()),
-            (FromJson("json", "a"), [0, 0], ("b",)),
-        ):
-            source = CompressedShards(tmp_path / "a.tar.gz", label=label)
-            if container == "tar" and classes == ("b",):
-                with pytest.raises(ValueError, match="would both be the tar member 'cls'"):
-                    pack(source, tmp_path / "more", container=container)
-                continue
-            index = pack(source, tmp_path / f"{container} {label}", container=container)["data"]
-            assert (index.labels.tolist(), index.classes) == (want, classes)
+    index = pack(path, tmp_path / "out", container=container)["data"]
+    assert index.labels.tolist() == [0, 1, 2] * 2
+    with Reader(index) as reader:
+        assert reader.read([0, 1], ["note"]) == {"note": [b"", b"a"]}
+    tar = write_tar(tmp_path / "plain.tar", [(f"{n}", {"cls": b"%d" % n}) for n in range(2)])
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar.read_bytes()))
+    pack(tmp_path / "a.tar.gz", tmp_path / "tar", container=container)
+    shards = tmp_path / "tar" / f"*.{container}"
+    assert build_index(shards, tmp_path / "x.index", label="cls").labels.tolist() == [0, 1]
 
 
-def test_records_that_are_no_examples_are_packed_as_raw_bytes(tmp_path: Path) -> None:
-    """By the option that the error names. They are read as they are from a raw index."""
-    sequence = sub(2, sub(1, sub(1, b"x"), sub(2, encode({"n": 5})[2:][-6:])))
-    records = [sequence, b"", b"\x00\xffany bytes"]
-    write_records(tmp_path / "plain", *records)
+def test_records_that_are_no_examples_are_refused(tmp_path: Path) -> None:
+    write_records(tmp_path / "plain", b"\x00\xffany bytes")
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
     with pytest.raises(DataCorruptionError, match=r"example=False \(--raw\)"):
         pack(path, tmp_path / "out")
-    assert main(["pack", str(path), f"{tmp_path}/cli", "--raw", "-q"]) == 0
-    for index in (
-        open_index(tmp_path / "cli" / "data.index"),
-        pack(CompressedShards(path, example=False), tmp_path / "out")["data"],
-        pack(CompressedShards(path, example=False), tmp_path / "tar", container="tar")["data"],
-    ):
-        with Reader(index) as reader:
-            assert reader.read(range(3)) == {"data": records}
-
-
-@pytest.mark.parametrize("container", get_args(ShardContainer))
-def test_key_option_takes_a_feature(tmp_path: Path, container: Any) -> None:
-    rows = [{"name": f"cat/{n}", "x": b"x", "kind": "ab"[n % 2]} for n in range(4)]
-    path = tfrecord(tmp_path / "a.gz", "gz", rows)
-    words = ["--key", "name", "--label", "kind", "--container", container, "-q"]
-    assert main(["pack", str(path), f"{tmp_path}/cli", *words]) == 0
-    source = CompressedShards(path, key="name", label="kind")
-    for index in (
-        open_index(tmp_path / "cli" / "data.index"),
-        pack(source, tmp_path / "out", container=container)["data"],
-    ):
-        assert index.keys(range(4)) == [row["name"] for row in rows]
-        assert [index.classes[n] for n in index.labels] == [row["kind"] for row in rows]
-        assert {*index.fields} == {"x"}
-
-
-REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"key": 1}, TypeError, "key must be the name of a feature, got 1"),
-    ({"example": "no"}, TypeError, "example must be True or False"),
-    ({"key": "none"}, DataCorruptionError, "a record lacks the bytes feature 'none' of key="),
-    ({"key": "box"}, DataCorruptionError, "a record lacks the bytes feature 'box' of key="),
-    ({"label": "none"}, DataCorruptionError, "a record lacks a label: label='none'"),
-    ({"label": FromFile("b(.)")}, DataCorruptionError, "lacks a label: label=FromFile"),
-    ({"label": lambda _: None}, DataCorruptionError, "a record lacks a label: the function"),
-]
-
-
-def test_unknown_label_and_key_are_refused_as_by_build_index(tmp_path: Path) -> None:
-    path = tfrecord(tmp_path / "a.gz", "gz")
-    tar = write_tar(tmp_path / "a.tar", [("1", {"txt": b"one"})])
-    for options, kind, word in REFUSED:
-        with pytest.raises(kind, match=word):
-            pack(CompressedShards(path, **options), tmp_path / "out")
-    for options in ({"key": "txt"}, {"example": False}):
-        with pytest.raises(ValueError, match="are for tfrecord, got tar"):
-            pack(CompressedShards(tar, **options), tmp_path / "out")
-
-
-def test_labels_from_file_names_are_packed(tmp_path: Path) -> None:
-    for name in ("class_7.gz", "class_10.gz"):
-        tfrecord(tmp_path / name, "gz")
-    out, pattern = str(tmp_path / "out"), r"class_(\d+)"
-    assert main(["pack", f"{tmp_path}/*.gz", out, "--label-file", pattern]) == 0
-    index = open_index(f"{out}/data.index")
-    assert index.labels.tolist() == [10] * len(ROWS) + [7] * len(ROWS)
-
-
-@pytest.mark.parametrize("option", ["--raw", "--key=x", "--label=x", "--label-folder"])
-def test_folder_and_index_are_refused_as_compressed_shards(
-    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["pack", str(tmp_path), f"{tmp_path}/out", option]) == 1
-    assert "found: a folder" in capsys.readouterr().err
 
 
 def test_plain_shards_are_packed_too(tmp_path: Path) -> None:

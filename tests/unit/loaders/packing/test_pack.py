@@ -17,7 +17,6 @@ from support.refusals import Call, Refused, check_refused
 from support.shards import numbered, tree, write_tfrecord
 
 from twinfeed.loaders import (
-    CompressedShards,
     DataCorruptionError,
     Index,
     LooseFiles,
@@ -448,7 +447,6 @@ REFUSED: Refused = [
         ValueError,
         "two records .*'c/1_png': rename",
     ),
-    (packed(lambda world: CompressedShards(world / "a.gz", label="a")), ValueError, "is called"),
     # Where to
     (packed(TEN, "full"), FileExistsError, r"holds files of these names \(2.*overwrite=True"),
     (packed(TEN, "a.gz"), FileExistsError, "a.gz"),

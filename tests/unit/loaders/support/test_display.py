@@ -11,7 +11,6 @@ import pytest
 import twinfeed
 from twinfeed import (
     BatchSampler,
-    CompressedShards,
     DatasetSource,
     DecodeExample,
     DecodeImage,
@@ -92,10 +91,6 @@ SHOWN: dict[str, tuple[Callable[[Index], object], str]] = {
     "files": (
         lambda index: LooseFiles(index.path.parent, [Entry("a", {"x": "t.npy"})]),
         "<LooseFiles '{path}': 1 sample, 0 classes>",
-    ),
-    "compressed": (
-        lambda index: CompressedShards(index.path.parent / "x.tfrecord.gz"),
-        "<CompressedShards: 1 shard>",
     ),
     "side table": (
         lambda index: SideTable(index.path.parent / "t.npy"),
