@@ -27,6 +27,7 @@ from twinfeed import (
     JaxLoader,
     NumpyLoader,
     SequentialSampler,
+    TensorFlowLoader,
     TorchLoader,
     open_index,
     pack,
@@ -41,6 +42,7 @@ LOADERS: dict[str, Callable[[Feed], Any]] = {
         feed, device="cpu", num_workers=2, persistent_workers=True
     ),
     "JAX": JaxLoader,
+    "TensorFlow": TensorFlowLoader,
 }
 
 

@@ -9,14 +9,13 @@ from math import inf, prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, recipe_of
 from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.loop.feed_loader import default_threads, in_order
+from twinfeed.loaders.loop.feed_loader import in_order
 from twinfeed.loaders.loop.run import PassStart
 from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.support import system
@@ -28,9 +27,6 @@ from twinfeed.samplers.stream import growing_ranges
 
 # One call from the graph into Python reads at most 16 batches, of about 6 MiB.
 _MAX_BATCHES_PER_CALL, _MAX_CALL_BYTES = 16, 6 << 20
-
-# Records of at least this many bytes are read faster by two threads than by one.
-_LONG_RECORD = 1 << 15
 
 
 class BatchSource(GraphSource):
@@ -47,10 +43,8 @@ class BatchSource(GraphSource):
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, loader.reader)
         # A cache of decoded images needs its batches in order. So all threads decode one batch.
         reuses_images = self.sampler.traits.max_cached is not None
-        one_by_one = reuses_images or (loader.threads is None and not _threads_help(self.feed))
-        threads = default_threads() if loader.threads is None else loader.threads
-        decode_threads = threads if reuses_images else 0
-        self._batch_threads = 0 if one_by_one else threads
+        decode_threads = loader.threads if reuses_images else 0
+        self._batch_threads = loader.threads - decode_threads
         self._readahead = loader.readahead
         self._batcher_of = partial(
             Batcher, reader=loader.reader, threads=decode_threads, meter=loader.meter
@@ -68,8 +62,15 @@ class BatchSource(GraphSource):
         array_fields = [name for name, field in feed.spec.items() if field.shape]
         all_stacked = all(mode_of(feed.collate, name) == "stack" for name in array_fields)
         # TensorFlow crashes when it unbatches arrays that have a dimension of 0.
-        all_stacked = all_stacked and not any(0 in spec.shape for spec in self.layout.flat_specs)
-        if not self.steps or feed.has_functions or self.ranks > 1 or not all_stacked:
+        may_be_empty = self.sampler.world_size > 1 and self.sampler.fixed_size is None
+        may_be_empty = may_be_empty or any(0 in spec.shape for spec in self.layout.flat_specs)
+        if (
+            not self.steps
+            or feed.has_functions
+            or self.ranks > 1
+            or not all_stacked
+            or may_be_empty
+        ):
             return 1
         batch_bytes = max(1, _bytes_per_record(feed) * feed.sampler.batch_size)
         return max(1, min(_MAX_BATCHES_PER_CALL, int(_MAX_CALL_BYTES / batch_bytes)))
@@ -79,7 +80,7 @@ class BatchSource(GraphSource):
         specs = self.layout.flat_specs
         if self.batches_per_call == 1:
             return generator_dataset(self.read_pass, (POSITION_SPEC, *(specs * self.ranks)))
-        rows = POSITION_SPEC, tf.TensorSpec([], tf.int64), *specs
+        rows = POSITION_SPEC, *specs
         chunk = tuple(tf.TensorSpec([None, *row.shape], row.dtype) for row in rows)
         return generator_dataset(self.read_pass, chunk)
 
@@ -96,9 +97,7 @@ class BatchSource(GraphSource):
     def batch(self, *row: tf.Tensor) -> Any:
         if self.batches_per_call == 1:
             return super().batch(*row)
-        position, size, *arrays = row
-        if self.layout.batch_size is None:  # shorter batches were padded: cut the padding off
-            arrays = [array[:size] for array in arrays]
+        position, *arrays = row
         return position, self.layout.restore(arrays)
 
     def read_pass(self) -> Iterator[tuple[Any, ...]]:
@@ -131,33 +130,18 @@ class BatchSource(GraphSource):
     def _read_rows(
         self, batchers: Sequence[Batcher], pass_start: PassStart, *steps: int
     ) -> tuple[Any, ...]:
-        """Return arrays with a row for each batch of steps, read as one batch.
+        """Return the positions of steps, and arrays with a row for each batch, read as one batch.
 
-        They are the position, the size of the batch, and each field: 2 batches of 3 images [8, 8]
-        become an array [2, 3, 8, 8]. If batches differ in size, the shorter ones are padded.
+        Two batches of 3 images [8, 8] become an array [2, 3, 8, 8]. Raises ValueError for batches
+        of several sizes: `read_together` then has each read by itself.
         """
         batches = self._schedules[0].batches(pass_start.epoch, steps[0], steps[-1] + 1)
-        sizes = np.array([len(ids) for ids in batches])
+        (size,) = {len(ids) for ids in batches}
         # Only the user's functions need seeds, and a feed with functions never gets here.
         drawn = self.sampler, pass_start.epoch, steps[0], np.concatenate(batches)
         arrays = self.layout.flatten(batchers[0](Request.of(*drawn, seeds=False)))
-        max_size = max(1, sizes.max())  # TensorFlow crashes when it unbatches arrays of width 0
-        is_sample = np.arange(max_size) < sizes[:, None]  # bool[batches, max_size]
         positions = np.array([(*pass_start, step) for step in steps])
-        return positions, sizes, *(_pad_rows(array, is_sample) for array in arrays)
-
-
-def _pad_rows(samples: Array, mask: npt.NDArray[np.bool_]) -> Array:
-    """Return an array [batches, max_size, …]: the samples where the mask is True, else padding.
-
-    Padding is zeros or empty strings: samples 5 6 7 become the rows 5 6 and 7 0.
-    """
-    if mask.all():
-        return samples.reshape(*mask.shape, *samples.shape[1:])
-    padding = b"" if samples.dtype == object else 0
-    out = np.full((*mask.shape, *samples.shape[1:]), padding, samples.dtype)
-    out[mask] = samples
-    return out
+        return positions, *(a.reshape(len(steps), size, *a.shape[1:]) for a in arrays)
 
 
 def _bytes_per_record(feed: Feed) -> float:
@@ -171,12 +155,3 @@ def _bytes_per_record(feed: Feed) -> float:
     if not getattr(index, "in_memory", False) or any(is_string(spec.dtype) for spec in specs):
         return inf
     return sum(prod(smallest_shape(spec.shape)) * dtype_of(spec).itemsize for spec in specs)
-
-
-def _threads_help(feed: Feed) -> bool:
-    """Return whether several threads make the batches of a feed faster than one.
-
-    They do if samples are decoded or transformed, if each record is a file, or if records are long.
-    """
-    records_are_files = isinstance(feed.index, Index) and feed.index.container == "files"
-    return feed.has_functions or records_are_files or _bytes_per_record(feed) >= _LONG_RECORD

@@ -66,7 +66,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
     _counting_advice = "loop over loader.track(dataset)"
     _adapter = _Adapter
-    _not_copied = ("_current_pass", "dataset", "_on_device")
+    _not_copied = ("_current_pass", "_continued_pass", "dataset", "_on_device")
 
     device: str | None
     prefetch: int

@@ -36,7 +36,7 @@ class Layout:
 
     def flatten(self, batch: Batch) -> list[Array]:
         """Return the arrays of all fields of a batch as a flat list; `restore` is the inverse."""
-        return [array for name in sorted(self.specs) for array in _arrays_of(batch[name])]
+        return [array for name in sorted(self.specs) for array in arrays_of(batch[name])]
 
     def restore(self, flat: Sequence[tf.Tensor]) -> Any:
         """Make a batch, a dict by field name, of a flat list of tensors."""
@@ -49,7 +49,7 @@ def _spec_of(recipe: Recipe, name: str, value: Any, size: int | None) -> Any:
     A size that may differ between batches is None.
     """
     spec, collate = recipe.shapes  # each field's `FieldSpec`, and the user's `collate` argument
-    array = _arrays_of(value)[0]
+    array = arrays_of(value)[0]
     dtype = tf.string if array.dtype == object else tf.as_dtype(array.dtype)
     # The spec lacks fields that the loader adds to every batch, such as "id".
     shape: Sequence[int | None] = spec[name].shape if name in spec else array.shape[1:]
@@ -60,7 +60,7 @@ def _spec_of(recipe: Recipe, name: str, value: Any, size: int | None) -> Any:
     return tf.TensorSpec([size, *shape], dtype)
 
 
-def _arrays_of(value: Any) -> list[Array]:
+def arrays_of(value: Any) -> list[Array]:
     """Return a value of a batch as arrays: [values, row splits] if it is `Ragged`, else one."""
     if isinstance(value, Ragged):
         return [value.values, np.cumsum([0, *value.lengths], dtype=np.int64)]

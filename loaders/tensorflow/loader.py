@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
 import tensorflow as tf
 
 from twinfeed.loaders.batches.feed import Feed
-from twinfeed.loaders.loop.feed_loader import FeedLoader, resolve_prefetch
+from twinfeed.loaders.batches.prefetch import Prefetcher
+from twinfeed.loaders.feed.arguments import Batch
+from twinfeed.loaders.feed.collate import Ragged
+from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
+from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.tensorflow._batch_source import BatchSource
-from twinfeed.loaders.tensorflow._datasets import DatasetLoader
+from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
+from twinfeed.loaders.tensorflow._layout import arrays_of
 from twinfeed.loaders.tensorflow._pipeline import dataset_of
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.samplers import validate
 
+_SHARED_BYTES = 1 << 16  # smaller arrays are copied
 
-class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
+
+class TensorFlowLoader(DatasetLoader[B], ThreadedLoader[B]):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     A pass (a loop over the loader) runs from its position to the end of the epoch; see `Loader`.
-    Errors of reading and decoding are raised as they are, not as TensorFlow wraps them.
     `tf.train.Checkpoint(loader=loader)` saves the position.
 
     `dataset` is for `fit`, `map` and `tf.distribute`, `dataset_for` for several replicas, and
@@ -37,13 +47,13 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         feed: the records, their order, and how samples are made of them.
         device: gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
             sees, else the CPU.
-        prefetch: batches kept ready ahead of the step, on the host and on the device. Where records
-            are short and nothing is decoded, up to 16 batches are read at once, and up to 31 more
-            than `prefetch` are ready. With 0, each batch is read by itself.
+        prefetch: batches kept ready ahead of the step, on the host and on the device. With 0, each
+            batch is read by itself. Of short records that nothing decodes, `dataset` reads up to 16
+            batches at once, and has up to 31 more ready.
         threads: the number of threads, each of which makes one batch at a time. If the sampler
             reuses decoded images, all make one batch together, and as many more threads decode
             images for coming batches. Default: the processors that this process may use, at most 8;
-            one thread if records are short and nothing is decoded.
+            no threads if nothing is decoded.
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
@@ -75,11 +85,16 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         checksums: bool = True,
         readahead: int | None = None,
     ) -> None:
-        super().__init__(feed, checksums=checksums, readahead=readahead)
+        super().__init__(
+            feed, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
+        )
         self.device = device if device is None else chosen_device(device)
-        self.prefetch, resolved = resolve_prefetch(feed, prefetch, threads)
-        # None stays None: where nothing is decoded, `BatchSource` decides whether threads help.
-        self.threads = None if threads is None and not feed.sets_global_state else resolved
+
+    def _start_pass(self, epoch: int, start: int) -> Prefetcher[Any] | Generator[Any, None, None]:
+        """Start to make the batches of an epoch, from step `start` on, as tensors on the device."""
+        check_process()
+        to_device = partial(_on_device, chosen_device(self.device))
+        return self._prefetched(self._batches(epoch, start, to_device))
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
         """Make the dataset of one input pipeline of a `tf.distribute` strategy.
@@ -109,3 +124,27 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         With `by_rank`, each replica of a strategy gets the batches of its rank.
         """
         return dataset_of(BatchSource(self, feeds, by_rank=by_rank), self.prefetch)
+
+
+def _on_device(device: str, batch: Batch) -> Any:
+    """Return a batch as tensors on a device; strings stay on the host."""
+
+    def converted(value: Any) -> Any:
+        tensors = [_as_tensor(array) for array in arrays_of(value)]
+        if device != "/CPU:0":
+            with tf.device(device):
+                tensors = [t if t.dtype == tf.string else tf.identity(t) for t in tensors]
+        if isinstance(value, Ragged):
+            return tf.RaggedTensor.from_row_splits(*tensors, validate=False)
+        return tensors[0]
+
+    return {name: converted(value) for name, value in batch.items()}
+
+
+def _as_tensor(array: Array) -> tf.Tensor:
+    """Return an array as a tensor, which shares the memory of a large one."""
+    is_aligned = array.ctypes.data % 64 == 0 and array.flags.c_contiguous  # as TensorFlow needs
+    is_large = array.nbytes >= _SHARED_BYTES and array.dtype.kind in "fiu"
+    if is_large and is_aligned and array.flags.writeable:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.convert_to_tensor(array)

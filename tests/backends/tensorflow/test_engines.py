@@ -86,7 +86,7 @@ def batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
-        ({}, [1, 2, 4, 8, 16]),
+        ({}, [1, 2, 4, 8, 16, *[1] * 16]),
         ({"prefetch": 0}, []),
         ({"decode": lambda sample: {"x": len(sample["word"])}}, []),
     ],
@@ -94,21 +94,24 @@ def batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_several_batches_without_decode_are_read_in_one_call(
     options: Any, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First 1, so that the first batch is quick; and none ahead of a loader without prefetch."""
+    """First 1, so that the first batch is quick; and none ahead of a loader without prefetch.
+
+    Those of several sizes, as beside the smaller last batch, are read one by one.
+    """
     given = batches_of_calls(monkeypatch)
     one = loader(packed(61), ExactOnceBatchSampler(61, batch_size=2), **options)
-    assert [len(batch["id"]) for batch in one] == [2] * 30 + [1]
+    assert [len(batch["id"]) for batch in one.dataset] == [2] * 30 + [1]
     assert given == sizes
     given.clear()
     one.load_state_dict(one.state_dict() | {"step": 27})
-    assert len(list(one)) == 4
+    assert len(list(one.dataset)) == 4
     assert given == ([1, 2, 1] if sizes else [])
 
 
 @pytest.mark.parametrize(
     ("fields", "sizes"),
     [
-        ({}, [1, 2, 4, 8, 16]),
+        ({}, [1, 2, 4, 8, 16, *[1] * 16]),
         ({"word": ["a word"] * 61}, []),
         ({"image": np.zeros((61, 1 << 21), np.uint8)}, []),
     ],
@@ -120,7 +123,7 @@ def test_several_batches_of_numbers_are_read_in_one_call(
     given = batches_of_calls(monkeypatch)
     data = {"row": np.arange(183.0).reshape(61, 3), "label": np.arange(61) % 5, **fields}
     feed = Feed(data, BatchSampler(RandomSampler(61, seed=2), batch_size=2))
-    for batch, plain in zip(TensorFlowLoader(feed), NumpyLoader(feed), strict=True):
+    for batch, plain in zip(TensorFlowLoader(feed).dataset, NumpyLoader(feed), strict=True):
         assert batch.keys() == plain.keys()
         assert batch["row"].numpy().tolist() == plain["row"].tolist()
         assert batch["label"].numpy().tolist() == plain["label"].tolist()
@@ -348,7 +351,8 @@ def test_error_in_last_batch_is_raised_after_its_call(monkeypatch: pytest.Monkey
         return real(self, *call)
 
     monkeypatch.setattr(BatchSource, "_read_rows", failing)
-    running = iter(loader(index, sampler))
+    one = loader(index, sampler)
+    running = one.track(one.dataset)
     found = [next(running) for _ in range(4)]
     assert failed.wait(60)
     found += [next(running) for _ in range(len(sampler) - 5)]

@@ -77,7 +77,7 @@ def test_loop_ended_before_damage_keeps_no_error(damaged: Index) -> None:
 @pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.long), 8])
 def test_batches_before_error_come_first(damaged: Index, prefetch: int) -> None:
     one = loader(damaged, once(), prefetch=prefetch)
-    batches = iter(one)
+    batches = one.track(one.dataset)
     assert [len(batch["id"]) for batch in islice(batches, 5)] == [8] * 5
     with pytest.raises(DataCorruptionError) as raised:
         next(batches)

@@ -88,7 +88,6 @@ def test_remote_error_names_url_and_next_pass_continues(server: RangeServer) -> 
         with pytest.raises(LoaderError) as caught:
             received.extend(batch["id"].numpy().tolist() for batch in loader)
         assert f"{server.url}/data-00002" in str(caught.value)
-        assert isinstance(caught.value.__cause__, tf.errors.OpError)
         assert loader.step == len(received)
         server.fail = lambda _path, _start: None
         with tensorflow_feeds.loader(feed.index, feed.sampler) as another:

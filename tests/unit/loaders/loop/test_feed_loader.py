@@ -232,12 +232,19 @@ def jax_loader(feed: Feed) -> Any:
     return JaxLoader(feed)
 
 
+def tensorflow_loader(feed: Feed) -> Any:
+    from twinfeed.loaders.tensorflow import TensorFlowLoader
+
+    return TensorFlowLoader(feed)
+
+
 GOING_ON = [
     *LOADERS,
     pytest.param(lambda feed: NumpyLoader(feed, threads=3), id="threads"),
     pytest.param(lambda feed: NumpyLoader(feed, prefetch=0), id="nothing ahead"),
     pytest.param(workers_that_stay, marks=pytest.mark.frameworks),
     pytest.param(jax_loader, marks=pytest.mark.frameworks),
+    pytest.param(tensorflow_loader, marks=pytest.mark.frameworks),
 ]
 
 
@@ -269,7 +276,7 @@ def drawn(epoch: int, start: int = 0) -> list[list[int]]:
 
 
 def received(loader: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in loader]
+    return [np.asarray(batch["id"]).tolist() for batch in loader]
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
