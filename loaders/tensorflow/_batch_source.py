@@ -132,8 +132,8 @@ class BatchSource(GraphSource):
     ) -> tuple[Any, ...]:
         """Return the positions of steps, and arrays with a row for each batch, read as one batch.
 
-        Two batches of 3 images [8, 8] become an array [2, 3, 8, 8]. Raises ValueError for batches
-        of several sizes: `read_together` then has each read by itself.
+        Two batches of 3 images [8, 8] become an array [2, 3, 8, 8]. Batches of several sizes are a
+        ValueError: `read_together` then has each read by itself.
         """
         batches = self._schedules[0].batches(pass_start.epoch, steps[0], steps[-1] + 1)
         (size,) = {len(ids) for ids in batches}
