@@ -50,9 +50,7 @@ def check_not_batched(stream: Any, /) -> None:
     """Raise TypeError if a batch sampler of torch, which batches ids, iterates over a stream: torch
     would batch its batches, and arrays would give another shape without an error.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame and str(frame.f_globals.get("__name__")).startswith("twinfeed."):
-        frame = frame.f_back
+    frame, _ = caller()
     if frame and frame.f_globals.get("__name__") in _BATCHING:
         raise TypeError(
             f"torch would make batches of the batches of {stream!r}: write "
@@ -62,14 +60,26 @@ def check_not_batched(stream: Any, /) -> None:
 
 def warn_unsharded(stream: Any, /) -> None:
     """Warn, once, if there are several processes and each would get every batch of a stream."""
-    if stream.sharded or _warned:
-        return
     ranks = num_processes()
-    if ranks > 1:
+    if ranks > 1 and not stream.sharded and not _warned:
         message = (
             f"there are {ranks} ranks, and each gets every batch of {stream!r}: give each rank "
             f"its part, shard(rank, world_size) of the sampler or the feed; shard(0, 1) says that "
             f"all of them are meant to get every batch"
         )
         _warned.append(message)
-        warnings.warn(message, stacklevel=4)  # show a line of the user's code
+        warn(message)
+
+
+def warn(message: str, /) -> None:
+    """Warn at the line outside of this library that led here."""
+    warnings.warn(message, stacklevel=caller()[1])
+
+
+def caller() -> tuple[FrameType | None, int]:
+    """Return the innermost frame outside of this library, and its level for a warning."""
+    frame: FrameType | None = sys._getframe()
+    level = 0
+    while frame and str(frame.f_globals.get("__name__")).startswith("twinfeed."):
+        frame, level = frame.f_back, level + 1
+    return frame, level

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any, Self, SupportsIndex
 
 from twinfeed.samplers import validate
+from twinfeed.samplers.processes import warn
 from twinfeed.samplers.state import (
     STATE_VERSION,
     StateMismatchError,
@@ -230,8 +228,6 @@ class Cursor:
         self._loaded: tuple[int, int] | None = None
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
         self._resumed_epoch = -1  # the epoch of the latest `Pass` after a state, until `set_epoch`
-        # The epoch that `set_epoch` was called with; None after a pass has started.
-        self._requested_epoch: int | None = None
         # The epoch of the last pass, and how many passes in a row have started at this epoch.
         self._passes_of_epoch = _NO_PASSES
         # The latest iteration without a loader, until it ends: this position is the one it has.
@@ -255,7 +251,7 @@ class Cursor:
         the middle of the epoch.
         """
         self.epoch, self.step = self._next_start(from_start=from_start)
-        self._resuming, self._requested_epoch = False, None
+        self._resuming = False
         return self.epoch, self.step
 
     def _start_iteration(self, iteration: Pass) -> None:
@@ -338,8 +334,7 @@ class Cursor:
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
         """Set the position to this step of an epoch; step `len(stream)` is the end of the epoch."""
         self.epoch, self.step = self.stream._position(epoch, step)
-        self._loaded = self._requested_epoch = None
-        self._resuming, self._passes_of_epoch = False, _NO_PASSES
+        self._loaded, self._resuming, self._passes_of_epoch = None, False, _NO_PASSES
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the position to step 0 of an epoch.
@@ -356,7 +351,7 @@ class Cursor:
         if self._latest_pass is not None and self._latest_pass.epoch == epoch:
             self.seek(epoch, self._latest_pass.position())
             return
-        self.epoch, self.step, self._requested_epoch = epoch, 0, epoch
+        self.epoch, self.step = epoch, 0
         if self._loaded is not None and self._loaded[0] == epoch:
             self.step = self._loaded[1]
         # The caller chooses the epoch, so a repetition of it is no mistake: do not warn.
@@ -378,12 +373,7 @@ class Cursor:
         Raises:
             StateMismatchError: a state of another stream.
         """
-        position = self.stream.position_of(state)
-        # `set_epoch` may have been called before: torchdata loads a state after it.
-        requested = self._requested_epoch
-        if requested is not None and position == (requested + 1, 0) and not self.stream.evaluation:
-            _warn_of_repeated_epoch(requested, position[0])
-        self.epoch, self.step = position
+        self.epoch, self.step = self.stream.position_of(state)
         self.resume_here()
 
     def resume_here(self) -> None:
@@ -401,15 +391,6 @@ def _warn_of_repeated_epoch(epoch: int, loaded_epoch: int) -> None:
         f"counts its passes from 0: leave the DataLoader out of setup_dataloaders, and call "
         f"fabric.to_device(batch))"
     )
-
-
-def warn(message: str) -> None:
-    """Warn at the line outside of this library that led here."""
-    frame: FrameType | None = sys._getframe()
-    level = 1
-    while frame and str(frame.f_globals.get("__name__")).startswith("twinfeed."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
 
 
 def steps_per_draw(batch_size: int, /) -> int:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple, SupportsIndex
 
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.stream import Cursor, warn
+from twinfeed.samplers.processes import warn
+from twinfeed.samplers.stream import Cursor
 
 Order = Literal["unchecked"]
 """The user vouches that element n of a dataset is batch n of the loader: nothing checks it."""
