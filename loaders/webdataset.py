@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -48,7 +47,6 @@ class SampleLoader(FeedLoader[list[Sample]]):
     _counting_advice = "loop over source.track(loader)"
     # The (epoch, step) of the pass that `track` has started; `__call__` takes it, once.
     _next_pass: tuple[int, int] | None = None
-    _latest_keys: tuple[Any, Any] = (None, None)  # of the last two samples, for an error
 
     def __call__(self) -> Iterator[Sample]:
         """Return the samples of the pass that `track` has started; in a worker, only its part."""
@@ -58,13 +56,7 @@ class SampleLoader(FeedLoader[list[Sample]]):
                 "without repeat(), with_epoch() and persistent_workers=True"
             )
         (epoch, start), self._next_pass = self._next_pass, None
-        return self._noted(chain.from_iterable(self._start_pass(epoch, start)))
-
-    def _noted(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield samples, and note the key of each."""
-        for sample in samples:
-            self._latest_keys = self._latest_keys[1], _key_of(sample)
-            yield sample
+        return chain.from_iterable(self._start_pass(epoch, start))
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
         """Yield each batch as a list of samples; of 3 workers, worker 1 yields batches 1, 4, 7."""
@@ -134,7 +126,8 @@ class SampleLoader(FeedLoader[list[Sample]]):
                 first, *stages = loader.pipeline or [None]
                 if first is self:
                     stages = [s.stage if isinstance(s, _CheckedStage) else s for s in stages]
-                    loader.pipeline = [self, *(_CheckedStage(self, stage) for stage in stages)]
+                    size = self._sampler.batch_size
+                    loader.pipeline = [self, *(_CheckedStage(size, stage) for stage in stages)]
                 loader = first
             else:  # a DataLoader, which a WebLoader has as its first stage
                 loader = getattr(loader, "dataset", None)
@@ -159,58 +152,39 @@ class SampleLoader(FeedLoader[list[Sample]]):
 
 
 class _CheckedStage(NamedTuple):
-    """A stage of a pipeline, which must give one sample for each, or one batch for a batch of them.
+    """A lazy stage of a pipeline: it gives one sample for each, or one batch for `batch_size`."""
 
-    Samples with their keys are compared by key, so that a stage may read ahead, and else counted.
-    """
-
-    source: SampleLoader
+    batch_size: int
     stage: Any
 
     def __call__(self, data: Iterable[Any]) -> Iterator[Any]:
-        """Run the stage, which is lazy: compare what it takes with what it gives."""
-        size, inputs, outputs, ended = self.source._sampler.batch_size, 0, 0, False
-        pending = deque[str]()  # keys of the samples that the stage has taken and not given
+        """Run the stage, and compare what it takes with what it gives."""
+        size, inputs, outputs, ended = self.batch_size, 0, 0, False
 
         def counted() -> Iterator[Any]:
             nonlocal inputs, ended
             for item in data:
                 inputs += 1
-                if (key := _key_of(item)) is not None:
-                    pending.append(key)
                 yield item
             ended = True
 
-        for item in DataPipeline().invoke(self.stage, counted()):
-            outputs += 1
-            if (key := _key_of(item)) in pending:
-                if (first := pending.popleft()) != key:
-                    raise self._error(inputs, outputs, first)
-                yield item
-                continue
-            pending.clear()
+        for outputs, item in enumerate(DataPipeline().invoke(self.stage, counted()), 1):
             # `batched` gives a batch when it takes the first sample of the next one.
             if inputs > outputs and inputs - outputs * size not in (0, 1) and not ended:
-                raise self._error(inputs, outputs, self.source._latest_keys[0])
+                raise self._error(inputs, outputs)
             yield item
         if inputs > outputs and outputs not in (inputs // size, -(-inputs // size)):
-            raise self._error(inputs, outputs, [*pending, self.source._latest_keys[1]][0])
+            raise self._error(inputs, outputs)
 
-    def _error(self, inputs: int, outputs: int, key: object) -> ValueError:
-        """Return the error for a stage that dropped the sample `key`, or makes other batches."""
+    def _error(self, inputs: int, outputs: int) -> ValueError:
+        """Return the error for a stage that drops samples, reads ahead, or makes other batches."""
         name = getattr(getattr(self.stage, "f", self.stage), "__name__", repr(self.stage))
         return ValueError(
-            f"batches are not the stream's from sample {key!r} on: the stage {name} took {inputs} "
-            f"samples and gave {outputs}: remove stages that drop or shuffle (select, handler=), "
-            f"leave records out by the sampler, and make batches by "
-            f"batched({self.source._sampler.batch_size})"
+            f"batches are not the stream's from sample {inputs} of the pass on: the stage {name} "
+            f"took {inputs} samples and gave {outputs}: remove stages that drop, shuffle or read "
+            f"ahead (select, handler=), leave records out by the sampler, and make batches by "
+            f"batched({self.batch_size})"
         )
-
-
-def _key_of(sample: object) -> str | None:
-    """Return the key of a sample; None for anything else, such as a batch, or a tuple of values."""
-    key = sample.get("__key__") if isinstance(sample, dict) else None
-    return key if isinstance(key, str) else None
 
 
 def samples(feed: Feed, /) -> SampleLoader:

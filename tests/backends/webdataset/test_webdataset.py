@@ -327,7 +327,7 @@ def test_stage_that_drops_a_sample_is_named_with_it(name: str, workers: int, pla
 
     error = of_worker(train)
     assert isinstance(error, ValueError)
-    assert f"from sample '{bad:09}' on: the stage {name.strip()} took" in str(error)
+    assert f"the stage {name.strip()} took" in str(error)
     assert got == streamed(feed)[: len(got)]
     assert source.step == len(got) <= place // 12
 
@@ -355,14 +355,12 @@ def read_ahead(data: Any) -> Any:
     yield from pending
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stage_may_read_samples_ahead(workers: int) -> None:
-    """Samples that still have their keys: which of them came is known, so none is missed."""
-    feed = feed_of()
-    source = samples(feed)
+def test_stage_that_reads_ahead_is_named() -> None:
+    """Though it gives as many as it takes: their order would not be known."""
+    source = samples(feed_of())
     pipeline = wds.DataPipeline(source, read_ahead, wds.decode(), wds.map(number), cut(12))
-    loader = wds.WebLoader(pipeline, batch_size=None, num_workers=workers)
-    assert [list(batch) for batch in source.track(loader)] == streamed(feed)
+    with pytest.raises(ValueError, match="the stage read_ahead took 8 samples and gave 1"):
+        list(source.track(pipeline))
 
 
 def test_stage_that_swaps_samples_is_named() -> None:
@@ -373,9 +371,9 @@ def test_stage_that_swaps_samples_is_named() -> None:
             yield from [*islice(data, 1), first]
 
     feed = feed_of()
-    source, first = samples(feed), streamed(feed)[0][0]
+    source = samples(feed)
     pipeline = wds.DataPipeline(source, swap, wds.map(number), cut(12))
-    with pytest.raises(ValueError, match=f"from sample '{first:09}' on: the stage swap took 2"):
+    with pytest.raises(ValueError, match="from sample 2 of the pass on: the stage swap took 2"):
         list(source.track(pipeline))
 
 
