@@ -217,10 +217,7 @@ def _caption(feed: Feed, batch: Mapping[str, Any], number: int, images: str) -> 
         if name == "label" and classes:
             lines.insert(0, classes[int(value)])
             continue
-        try:
-            text = value.decode() if isinstance(value, bytes) else value
-        except UnicodeDecodeError:
-            text = f"{name}: {len(value):,} bytes"
+        text = value.decode(errors="replace") if isinstance(value, bytes) else value
         lines.append(text if isinstance(text, str) else f"{name} {text}")
     shown = [
         line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 1]}…"

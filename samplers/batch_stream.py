@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NoReturn, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
@@ -304,10 +304,6 @@ class BatchStream(Stream):
     def __repr__(self) -> str:
         rank = f"rank {self.rank} of {self.world_size} of " if self.sharded else ""
         return rank + self._describe()
-
-    def __getitem__(self, step: object, /) -> NoReturn:
-        """Refuse: a batch depends on the epoch too."""
-        raise TypeError(f"sampler.batch(epoch, step) is a batch, got sampler[{step!r}]")
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches of an epoch as lists of Python ints, like torch's own batch samplers.

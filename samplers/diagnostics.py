@@ -218,15 +218,13 @@ def _samples_of(
     if not is_ids and not isinstance(stream, Sampler | BatchStream):
         found = validate.a_type(stream)
         raise TypeError(f"stream must be a sampler or ids, got {found}: pass feed.sampler")
-    if batch_size is None and not isinstance(stream, BatchStream):
-        raise ValueError("batch_size must be given, unless a batch sampler is diagnosed, got None")
+    if (batch_size is None) != isinstance(stream, BatchStream):
+        given = f"for a sampler or ids, but not for a batch sampler, got {batch_size}"
+        raise ValueError(f"batch_size must be given {given}")
     if isinstance(stream, Sampler):
         stream, batch_size = BatchSampler(stream, batch_size=batch_size or 0), None
     if isinstance(stream, BatchStream):
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
-        own = stream.batch_size
-        if batch_size not in (None, own, max(map(len, batches), default=0)):
-            raise ValueError(f"batch_size must be the sampler's own {own}, got {batch_size}")
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
         batch_index = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
         num_records = stream.num_records

@@ -181,23 +181,16 @@ class DistinctGroupsSampler(Sampler):
 
     def _check_possible(self) -> None:
         """Raise ValueError if no batches can keep the groups apart."""
-        num_batches = self._num_full + (self._num_last > 0 and not self._drop)
-        batches = f"{validate.counted(num_batches, 'batch')} of {self._size:,}"
-        largest = int(self._counts.max(initial=0))
-        advice = "lower batch_size, or leave some of these records out (SubsetSampler)"
-        if largest > num_batches and not self._drop:
-            record = self._members[self._starts[self._counts.argmax()]]
-            raise ValueError(
-                f"records of a group come in different batches, but the group of record {record} "
-                f"has {largest:,} records for {batches}: {advice}"
-            )
         num_excess = int(self._too_large[2].sum())
-        if num_excess > self._num_last:
-            last = "last_batch='drop' leaves out" if self._drop else "the last batch has"
+        # Of a group, the last batch takes one record.
+        is_whole = self._drop or self._counts.max(initial=0) <= self._num_full + 1
+        if num_excess > self._num_last or not is_whole:
+            last = "last_batch='drop' leaves out" if self._drop else "the last has, a group once,"
             raise ValueError(
                 f"{validate.counted(num_excess, 'record')} of {len(self._too_large[0]):,} groups "
                 f"do not fit the {self._num_full:,} full batches of {self._size:,}, and {last} "
-                f"{self._num_last:,}: {advice}"
+                f"{self._num_last:,}: lower batch_size, or leave some of these records out "
+                f"(SubsetSampler)"
             )
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:

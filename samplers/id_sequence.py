@@ -119,14 +119,10 @@ class IdSequence(Sequence[int]):
     def _id(self, index: int) -> int:
         """Return one id, from a chunk of ids that may have been drawn before."""
         chunk, offset = divmod(self._range[index], self._chunk_size)
-        return self._chunks.get(chunk, lambda: self._draw_chunk(chunk))[offset]
-
-    def _draw_chunk(self, chunk: int) -> list[int]:
-        """Return the ids of chunk number `chunk` of the ids of all epochs."""
         start = chunk * self._chunk_size
         stop = min(start + self._chunk_size, self._epochs * self.epoch_length)
-        ids: list[int] = self._draw(np.arange(start, stop)).tolist()
-        return ids
+        ids = self._chunks.get(chunk, lambda: self._draw(np.arange(start, stop)).tolist())
+        return ids[offset]
 
     def _draw(self, numbers: Int64s) -> Int64s:
         """Return the ids at these indices into the ids of all epochs, an epoch at a time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any, Literal, NoReturn, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -104,10 +104,6 @@ class Sampler(Stream):
         [0, 2, 4]
         """
         return RankSampler(self, rank, world_size, uneven)
-
-    def __getitem__(self, position: object, /) -> NoReturn:
-        """Refuse: an id depends on the epoch too."""
-        raise TypeError(f"sampler.ids(epoch, positions) gives ids, got sampler[{position!r}]")
 
     def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64s:
         """Return the sample ids at these positions of an epoch, int64 of the shape of `positions`.

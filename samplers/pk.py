@@ -248,15 +248,11 @@ class PKBatchSampler(BatchStream):
             return num_kept
         if self._small == "drop":
             return num_large
-        # The error advises to repeat records, unless they must be different: with coverage="once"
-        # in an epoch, and with several labels for each record in a batch.
-        must_differ = self._coverage == "once" or self._several_labels
         units = "records" if self._members is None else "groups of records"
-        repeat = "" if must_differ else "small='repeat' to use their records again, "
         raise ValueError(
-            f"{num_kept - num_large} of {num_kept} classes have fewer than k={k} "
-            f"{units} (the smallest has {order.sizes[num_kept - 1]}): pass {repeat}"
-            f"small='drop' or min_class_size={k} to leave them out"
+            f"{num_kept - num_large} of {num_kept} classes have fewer than k={k} {units} (the "
+            f"smallest has {order.sizes[num_kept - 1]}): pass small='repeat' to use their records "
+            f"again, small='drop' or min_class_size={k} to leave them out"
         )
 
     def _check_p(self, num_classes: int) -> None:

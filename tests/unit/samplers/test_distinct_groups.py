@@ -184,15 +184,17 @@ def test_pairs_meet_as_often_as_at_random() -> None:
 
 def test_impossible_groups_are_named_with_counts() -> None:
     """Gale and Ryser: the largest group alone does not decide."""
-    with pytest.raises(ValueError, match=r"group of record 1 has 5 records for 2 batches of 4"):
-        batches_of([-1, "a", "a", "a", "a", "a"][:0] or [-1, 1, 1, 1, 1, 1])
+    with pytest.raises(ValueError, match=r"4 records of 1 groups do not fit the 1 full batches"):
+        batches_of([-1, 1, 1, 1, 1, 1])
+    with pytest.raises(ValueError, match=r"2 records of 1 groups .* the last has, a group once, 2"):
+        batches_of([1, 1, 1, 2, 3, 4])
     with pytest.raises(ValueError, match=r"2 records of 2 groups do not fit the 1 full batches"):
         batches_of([0, 0, 1, 1, 2])
     with pytest.raises(
         ValueError, match=r"2 records of 1 groups .* last_batch='drop' leaves out 1"
     ):
         batches_of([0, 0, 0, 1, 2], last_batch="drop")
-    with pytest.raises(ValueError, match=r"group of record 0 has 8 records for 2 batches of 4"):
+    with pytest.raises(ValueError, match=r"6 records of 1 groups do not fit the 2 full batches"):
         batches_of([7] * 8)
 
 

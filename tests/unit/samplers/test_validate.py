@@ -208,7 +208,7 @@ REFUSED: Refused = [
     ),
     (lambda: SubsetSampler([7], of=Unread()), ValueError, "of must be at least 8, got 7"),
     (lambda: SubsetSampler(Endless(), of=7), TypeError, "records must be a list or an array, got"),
-    (lambda: SubsetSampler(SequentialSampler(3), of=7), TypeError, "records must be a list or an"),
+    (lambda: SubsetSampler(SequentialSampler(3), of=7), ValueError, "must be one-dimensional"),
     (
         lambda: PKBatchSampler(Endless(), p=1, k=1, seed=0),
         TypeError,
@@ -300,12 +300,6 @@ REFUSED: Refused = [
         "write BatchSampler(sampler, batch_size=32, last_batch='drop')",
     ),
     (lambda: ExactOnceBatchSampler(5, 2), TypeError, "write ExactOnceBatchSampler(len(index), b"),
-    (lambda: pk()()[0], TypeError, "sampler.batch(epoch, step) is a batch, got sampler[0]"),
-    (
-        lambda: SequentialSampler(3)[0],
-        TypeError,
-        "ids(epoch, positions) gives ids, got sampler[",
-    ),
     (
         lambda: BatchSampler(SequentialSampler(3), batch_size=1, last_batch=True),
         ValueError,
@@ -325,7 +319,7 @@ REFUSED: Refused = [
     (pk(k=4), ValueError, "2 of 4 classes have fewer than k=4 records (the smallest has 1): pass"),
     (pk(k=4), ValueError, "small='drop' or min_class_size=4"),
     (pk(k=lambda step: 2), TypeError, "k must be a number, or a schedule by global step"),
-    (pk(k=4, coverage="once"), ValueError, "(the smallest has 1): pass small='drop' or"),
+    (pk(k=4, coverage="once"), ValueError, "(the smallest has 1): pass small="),
     (pk(k={0: 1, 9: 4}, batches_per_epoch=3), ValueError, "fewer than k=4"),
     (pk(k=9, small="drop"), ValueError, "p must be at most"),
     (pk(labels=[]), ValueError, "p must be at most"),
@@ -663,7 +657,7 @@ REFUSED: Refused = [
     (
         lambda: diagnose(BatchSampler(SequentialSampler(4), batch_size=2), batch_size=4),
         ValueError,
-        "batch_size must be the sampler's own 2, got 4",
+        "but not for a batch sampler, got 4",
     ),
     (lambda: diagnose([], batch_size=2), ValueError, "must have at least one record"),
     (lambda: diagnose(iter([1]), batch_size=2), TypeError, "got a list_iterator: pass feed.s"),
