@@ -145,9 +145,5 @@ class _CheckedIterator(grain.DatasetIterator[Any]):
         feed_state = state["feed"]
         adapter_of(self._loader).check_state(feed_state)  # raises for the state of another feed
         global_step = feed_state["epoch"] * len(self._loader) + feed_state["step"]
-        if state.get("next_index") != global_step:  # Grain's own position
-            raise StateMismatchError(
-                f"next_index must be {global_step}, got {state.get('next_index')!r}"
-            )
         parent_state = {name: value for name, value in state.items() if name != "feed"}
         self._parent.set_state({**parent_state, "next_index": global_step})

@@ -219,8 +219,8 @@ def _samples_of(
         found = validate.a_type(stream)
         raise TypeError(f"stream must be a sampler or ids, got {found}: pass feed.sampler")
     if (batch_size is None) != isinstance(stream, BatchStream):
-        given = f"for a sampler or ids, but not for a batch sampler, got {batch_size}"
-        raise ValueError(f"batch_size must be given {given}")
+        rule = "batch_size must be given for a sampler or ids, but not for a batch sampler"
+        raise ValueError(f"{rule}, got {batch_size}")
     if isinstance(stream, Sampler):
         stream, batch_size = BatchSampler(stream, batch_size=batch_size or 0), None
     if isinstance(stream, BatchStream):

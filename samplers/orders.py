@@ -284,19 +284,11 @@ class InnerSampler(Sampler):
 
     def _set_inner_sampler(self, inner_sampler: Sampler, size: int, expected: str) -> None:
         """Set the sampler whose ids are mapped; ValueError unless they are of `size` records."""
-        # `num_ids` is None if ids are record ids. Otherwise several ids may be of the same record,
-        # such as its captions (views), and cannot be mapped as records. The usual mistake is
-        # SubsetSampler(…, order=ViewSampler(…)): the error shows how to nest them.
-        traits = check_sampler(inner_sampler).traits
-        if traits.num_ids is not None:
-            problem = (
-                "uses of records: cut it by BatchSampler itself, without a subset and views"
-                if traits.max_cached is not None
-                else "views of records: take the views after the subset, as "
-                "ViewSampler(SubsetSampler(…), …)"
-            )
+        # Several ids may be of the same record, and cannot be mapped as records.
+        if check_sampler(inner_sampler).traits.num_ids is not None:
             raise ValueError(
-                f"order must give record ids, got {inner_sampler!r}, which gives {problem}"
+                f"order must give record ids, got {inner_sampler!r}: take views after the subset, "
+                f"as ViewSampler(SubsetSampler(…), …), and reuse without either"
             )
         if inner_sampler.num_records != size:
             raise ValueError(f"order must be a sampler of {expected}, got {inner_sampler!r}")

@@ -24,7 +24,7 @@ class Blocks:
     """
 
     def __init__(self, lengths: Array, block: int) -> None:
-        self._lengths = lengths
+        self._lengths, self.num_shards = lengths, len(lengths)
         # No block is longer than the longest shard. If all shards are equal, no block is short.
         self.block = block = min(block, int(lengths.max(initial=1)))
         self._record_sums = PrefixSums(lengths, _MAX_ENTRIES)
@@ -33,11 +33,6 @@ class Blocks:
 
     def __len__(self) -> int:
         return self._block_sums.total
-
-    @property
-    def num_shards(self) -> int:
-        """The number of shards."""
-        return len(self._lengths)
 
     def short_blocks(self, shards: slice) -> tuple[Int64s, Int64s]:
         """Return the numbers of the short blocks of these shards, and how many records each one
