@@ -21,7 +21,6 @@ from twinfeed.loaders.formats.sniff import identify, is_tar
 from twinfeed.loaders.support.limits import LIMITS
 
 BLOCK = 512
-_EMPTY_ARCHIVE = 20 * BLOCK  # bytes of an archive without members, as tar writes it
 REGULAR = (b"\x00", b"0", b"7")
 LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # kinds without data, whatever the size field says
@@ -55,19 +54,13 @@ class Member(NamedTuple):
 
 
 class HeaderReader:
-    """Read the headers of an archive one by one; `global_pax` has the global PAX records so far.
-
-    `file` is the open archive, seekable. Errors and warnings name `path`. The next header is at
-    `position`, which the caller may set between two members.
-    """
+    """Read the headers of an archive one by one, from a seekable file; errors name `path`."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self.file = file
         self.path = path
         self.size = file.seek(0, os.SEEK_END)
         self.position = 0
-        self.global_pax: dict[bytes, bytes] = {}
-        self.global_pax_bytes = 0
 
     def members(self) -> Iterator[Member]:
         """Yield every member, links and directories too.
@@ -118,26 +111,15 @@ class HeaderReader:
         if len(block) < BLOCK:
             # `_not_tar_error` returns None unless the file is of another known format.
             raise self._not_tar_error(block) or self._truncated("a header", BLOCK)
-        # The checksum is the sum of the header's bytes. Some old programs have added them as signed
-        # bytes, from -128 to 127, so that each byte above 127 has counted 256 less.
         stored, total = octal(block[148:156]), sum_of_bytes(block)
-        if stored != total and stored != total - 256 * sum(b > 127 for b in block):
+        if stored != total:
             raise self._not_tar_error(block) or self._error(
                 f"bad header checksum at offset {self.position}", expected=stored, found=total
             )
         return block
 
     def _parse_size(self, field: bytes) -> int:
-        """Return the number in the size field of a header, which has 12 bytes.
-
-        It is usually text, in octal: "00000000017" is 15. Sizes from 8 GiB on do not fit. They are
-        stored as a big-endian integer, marked by the first bit: the bytes 80 00 … 00 0f are 15.
-        """
-        if field[0] & 0x80:
-            if field[0] & 0x40:  # the sign bit
-                raise self._error(f"negative size at offset {self.position}", found=field.hex())
-            # Subtract the marker, the first bit: 0x80 in the first byte, before 11 bytes (88 bits).
-            return int.from_bytes(field, "big") - (0x80 << 88)
+        """Return the number in the size field of a header, octal text; refuse a binary number."""
         value = octal(field)
         if value is None:
             problem = f"size that is not an octal number at offset {self.position}"
@@ -159,16 +141,14 @@ class HeaderReader:
         return data
 
     def _add_extended(self, headers: dict[bytes, Any], kind: bytes, data: bytes) -> None:
-        """Add the contents of an extended header to `headers`, by its kind, or to `global_pax`.
+        """Add the contents of an extended header to `headers`, by its kind.
 
         The kind is tar's type flag: "x" is a PAX header for the next member (also written "X"), "g"
         a PAX header for all later members, "L" a long name and "K" a long link target of GNU tar.
         """
-        if kind == b"g":
-            self.global_pax_bytes += len(data)
-            if self.global_pax_bytes > LIMITS.header_bytes:
-                raise self._error(f"global PAX headers of more than {LIMITS.header_bytes} bytes")
-            self.global_pax.update(self._parse_pax(data))
+        if kind == b"g":  # as of git archive, with a comment
+            if records := self._parse_pax(data):
+                raise self._error(f"a global PAX header may not have {[*records]}")
             return
         is_gnu = kind in b"LK"
         if kind == b"X":
@@ -211,14 +191,12 @@ class HeaderReader:
         # 257, and 345 the first part of a name that is longer than 100 bytes.
         kind, name, link = plain[156:157], _text(plain[:100]), _text(plain[157:257])
         name_prefix = _text(plain[345:500])
-        if kind == b"\x00" and name.endswith(b"/"):
-            kind = b"5"  # a directory as tar of Unix Version 7 wrote it
         if kind in _UNSUPPORTED:
             raise self._unsupported_error(kind, start)
         if name_prefix and plain[257:263] == b"ustar\x00":
             name = name_prefix + b"/" + name
-        if extended or self.global_pax:
-            pax = self.global_pax | headers.get(b"x", {})
+        if headers:
+            pax = headers.get(b"x", {})
             if any(key.startswith(_SPARSE) for key in pax):
                 raise self._unsupported_error(b"S", start)
             name = self._full_name(name, headers.get(b"L"), pax.get(b"path"))
@@ -260,8 +238,6 @@ class HeaderReader:
                 advice = "restore the shard, or join archives with tar --concatenate"
                 raise self._error(problem, at=offset, advice=advice)
             offset += len(data)
-        if self.position == 0 and self.size > _EMPTY_ARCHIVE:
-            self.warn("the file contains only zeros")
 
     def warn(self, problem: str) -> None:
         """Emit a ShardWarning that names the archive."""

@@ -119,7 +119,7 @@ def _stream_error(
 
 def _as_sample(record: Record) -> dict[str, Any]:
     """Return a record of a compressed shard as a sample to pack."""
-    sample = {} if record.key is None else {"__key__": record.key}
+    sample: dict[str, Any] = {} if record.key is None else {"__key__": record.key}
     for name, value in sample_of(record).items():
         is_single_integer = record.fields[name].kind == "int64_list" and len(value) == 1
         sample[name] = int(value[0]) if is_single_integer else value_to_pack(value)

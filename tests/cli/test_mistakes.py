@@ -6,11 +6,9 @@ import errno
 import os
 import shlex
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
-from support.cases import mark_long
 from support.inside import load_feed, main
 from support.shards import tars, write_tar
 
@@ -19,16 +17,14 @@ from twinfeed.loaders import ShardWarning, build_index, open_index, pack
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize(
-    ("kind", "jobs"), mark_long(product(["zeros", "empty"], ["1", "2"]), but_every=3)
-)
+@pytest.mark.parametrize("jobs", ["1", "2"])
 def test_shard_with_warning_is_not_reported_as_well(
-    tmp_path: Path, capfd: Capture, kind: str, jobs: str
+    tmp_path: Path, capfd: Capture, jobs: str
 ) -> None:
     """Alone, and among good shards; workers print by themselves, and are counted too."""
     tars(tmp_path)
     bad = tmp_path / "x.tar"
-    bad.write_bytes(bytes(20_000 if kind == "zeros" else 0))
+    bad.touch()
     for target, records in ((str(bad), "0 records in 1 shard"), (f"{tmp_path}/*.tar", "30 rec")):
         assert main(["verify", target, "--jobs", jobs, "-q"]) == 1
         out, error = capfd.readouterr()

@@ -169,7 +169,7 @@ def tars() -> Iterator[Damage]:
     yield Damage("two samples", data + END, 2048, "'txt' twice", 1, (0, 2, 4), bad=(1, 3))
     far = pax({b"linkpath": b"far/away"}) + member(b"1.txt", b"", b"2", link=b"near")
     yield Damage("a PAX link", far + END, 0, "link to 'far/away'", 0, (), bad=(0,))
-    huge = member(b"1.txt", b"one", size=(0x80 << 88 | 1 << 70).to_bytes(12, "big"))
+    huge = member(b"1.txt", b"one", size=8**11 - 1)
     yield Damage("a huge size", huge + END, 0, "", kind=TruncatedShardError)
     name = b"a/" * 3000 + b"1.txt"
     words = f"name longer than {LIMITS.name_bytes} bytes", f"found: {len(name)} bytes"
@@ -206,9 +206,9 @@ def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
     yield "PAX and GNU names", names[0] + LONG + ONE, 2560, "names differ"
     yield "two GNU names", LONG + LONG + ONE, 2048, "two GNU long names"
     yield "two PAX headers", names[0] + names[1] + ONE, 2048, "two PAX headers"
-    for size in (b"\xff" * 12, b"\xff" * 11 + b"\x01", b"\xc0" + bytes(11)):
+    for size in (b"\xff" * 12, b"\xc0" + bytes(11), b"\x80" + bytes(10) + b"\x03"):
         for kind in (b"0", b"x", b"L", b"5"):
-            yield "negative", member(b"1.txt", b"one", kind, size=size), 0, "negative size"
+            yield "binary", member(b"1.txt", b"one", kind, size=size), 0, "not an octal number"
     for size in (
         b"-0000000012 ",
         b"-1" + bytes(10),
@@ -222,8 +222,6 @@ def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
             yield "octal", member(b"1.txt", b"one", kind, size=size), 0, "not an octal number"
     one = pax({b"comment": b"x"}, b"g")
     yield "small headers pile up", one * 4000 + ONE, len(one) * 2048 + 1024, "headers of more than"
-    one = pax({b"comment": b"x" * 100_000}, b"g")
-    yield "global headers pile up", one * 11 + ONE, 11 * len(one), "global PAX headers"
     for kind in (b"1", b"2"):
         link = block(b"3.txt", 0, kind, link=b"1.txt")
         yield "link", ONE + link, 1024, "field 'txt' is a link to '1.txt', not a file"

