@@ -4,7 +4,6 @@ from twinfeed.samplers.bucket import BucketBatchSampler as BucketBatchSampler
 from twinfeed.samplers.class_order import ClassOrder as ClassOrder
 from twinfeed.samplers.diagnostics import Diagnosis as Diagnosis
 from twinfeed.samplers.diagnostics import Measure as Measure
-from twinfeed.samplers.diagnostics import Stretch as Stretch
 from twinfeed.samplers.diagnostics import diagnose as diagnose
 from twinfeed.samplers.diagnostics import simulate_shuffle_buffer as simulate_shuffle_buffer
 from twinfeed.samplers.drawing.batch_shape import PerStep as PerStep

@@ -123,12 +123,8 @@ class BatchSampler(BatchStream):
 
     def _describe(self) -> str:
         last_batch = "" if self._last_batch == "smaller" else f", last_batch={self._last_batch!r}"
-        return f"{type(self).__name__}({self._inner_sampler!r}, {self._batches_text}{last_batch})"
-
-    @property
-    def _batches_text(self) -> str:
-        """The number and the size of the batches, for `repr`."""
-        return f"{validate.counted(self._steps, 'batch')} of {self._largest_batch:,}"
+        batches = f"{validate.counted(self._steps, 'batch')} of {self._largest_batch:,}"
+        return f"{type(self).__name__}({self._inner_sampler!r}, {batches}{last_batch})"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         # With `batches_per_epoch` an epoch has parts of several epochs of the inner sampler, each

@@ -156,15 +156,11 @@ class BucketBatchSampler(BatchStream):
         """
         first, last = self._candidate_range(start, stop)
         candidates = self._records_by_cost[first : last + 1]
-        sort_keys = self._cost_sums[first : last + 1] + self._random_shifts(epoch, candidates)
+        random = random_words(derive(self._keys["record"], epoch), candidates)
+        sort_keys = self._cost_sums[first : last + 1] + uniform_below(random, self._window + 1)
         sorted_candidates = candidates[np.argsort(sort_keys, kind="stable")]
         # The `first` records of smaller costs have the positions before the candidates.
         return sorted_candidates[start - first : stop - first]
-
-    def _random_shifts(self, epoch: int, records: Int64s) -> Int64s:
-        """Return a random number from 0 to `_window` for each record, int64[records]."""
-        random = random_words(derive(self._keys["record"], epoch), records)
-        return uniform_below(random, self._window + 1)
 
     def _candidate_range(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and last record, in the order of costs, that may come at these

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, lgamma, sqrt
-from typing import NamedTuple, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -59,19 +59,6 @@ class Measure:
         return f"{self.value:,.1f} of {self.uniform:,.1f} ({self.ratio:.0%})"
 
 
-class Stretch(NamedTuple):
-    """A window of consecutive samples, as many as a batch has, and how well mixed they are.
-
-    >>> Stretch(Measure(3.0, 10.0, 1.0), 640).position
-    640
-    """
-
-    #: Distinct classes, shards or blocks of the samples.
-    distinct: Measure
-    #: Position of the first sample in the stream.
-    position: int
-
-
 @dataclass(frozen=True)
 class Diagnosis(Verdict):
     """Statistics of one epoch of a stream, as `diagnose` returns them.
@@ -104,7 +91,7 @@ class Diagnosis(Verdict):
     rank_correlation: float
     head_distinct: Mapping[str, Measure]
     distinct: Mapping[str, Measure]
-    worst: Mapping[str, Stretch]
+    worst: Mapping[str, tuple[Measure, int]]
     order: Int64s = field(repr=False, compare=False)
 
     @property
@@ -146,8 +133,7 @@ class Diagnosis(Verdict):
             f"rank correlation            {self.rank_correlation:.3f}",
             *(
                 f"{f'{name} per batch':27} {measure}, fewest in a row "
-                f"{self.worst[name].distinct.value:,.0f} from position "
-                f"{self.worst[name].position:,} on"
+                f"{self.worst[name][0].value:,.0f} from position {self.worst[name][1]:,} on"
                 for name, measure in self.distinct.items()
             ),
             *(f"! {finding}" for finding in self.findings),
@@ -256,7 +242,7 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         in_windows = _distinct_in_windows(group[ids], size)  # of consecutive samples
         distinct[name] = _distinct_measure(in_windows[starts], group, size)
         start = int(in_windows.argmin())  # of the window with the fewest groups
-        worst[name] = Stretch(_distinct_measure(in_windows[[start]], group, size), start)
+        worst[name] = _distinct_measure(in_windows[[start]], group, size), start
     numbers = _displacement(ids, records), _correlation(ids)
     return Diagnosis(records, len(ids), size, *numbers, head_distinct, distinct, worst, ids)
 

@@ -103,19 +103,17 @@ class ReuseSampler(Sampler):
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample id at each of these positions of an epoch, int64[n]. Its uses are one
-        sequence: the records in random order, each `reuse` times in a row, read by `_round_robin`.
+        sequence: the records in random order, each `reuse` times in a row.
         """
         epoch_key = derive(self._key, epoch)
-        index = self._round_robin(epoch, derive(epoch_key, 0)).indices_at(positions)
+        round_robin = self._cache.get(
+            epoch,
+            lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=derive(epoch_key, 0)),
+        )
+        index = round_robin.indices_at(positions)
         number, use = np.divmod(index, self._reuse)  # index 4 is use 1 of record number 1
         record = permute(self.num_records, derive(epoch_key, 1), number)
         return record * self._reuse + use
-
-    def _round_robin(self, epoch: int, key: int) -> ShuffledRoundRobin:
-        """Return the order in which an epoch reads the sequence of all uses."""
-        return self._cache.get(
-            epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=key)
-        )
 
 
 def _staggered_first_rounds(bounds: Int64s, reuse: int) -> Int64s:
@@ -136,17 +134,11 @@ def _staggered_first_rounds(bounds: Int64s, reuse: int) -> Int64s:
     chain_of_segment = np.cumsum(starts_chain) - 1  # [0, 1], or [0, 0]
     # All segments have the same length, or lengths that differ by one, which is ignored here.
     lengths = np.diff(bounds)[starts_chain]  # of the segments of each chain: [6, 6], or [6]
-    periods = _first_use_periods(lengths, reuse)  # [3, 3], or [2]
+    # The rounds from one first use to the next, in each chain: segment i has first uses in the
+    # rounds -i * length modulo `reuse`, which are multiples of the common divisor.
+    periods = np.gcd(lengths, reuse)  # [3, 3], or [2]
     first_rounds: Int64s = _evenly_spread_offsets(periods)[chain_of_segment]
     return first_rounds
-
-
-def _first_use_periods(lengths: Int64s, reuse: int) -> Int64s:
-    """Return the number of rounds from one first use of a record to the next, in each chain.
-    Segment i of a chain has first uses in the rounds -i * length modulo `reuse`: multiples of the
-    divisor.
-    """
-    return np.gcd(lengths, reuse)
 
 
 def _evenly_spread_offsets(periods: Int64s) -> Int64s:

@@ -172,10 +172,10 @@ def test_sorted_classes_are_mixed_equally_in_first_and_last_batch() -> None:
         found = diagnose(BatchSampler(order, batch_size=128), labels=np.arange(250_000) // 250)
         assert found.distinct["classes"].value > 120
         if sections == 1:  # else the last batch, which is smaller, has a part of each section
-            assert found.worst["classes"].distinct.value >= 100
+            assert found.worst["classes"][0].value >= 100
     digits = ShardShuffleSampler([70_000], seed=0, block=512, window=128)
     found = diagnose(BatchSampler(digits, batch_size=128), labels=np.arange(70_000) // 7000)
-    assert found.worst["classes"].distinct.value >= 9
+    assert found.worst["classes"][0].value >= 9
 
 
 def test_segments_change_blocks_one_by_one() -> None:
