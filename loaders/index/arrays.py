@@ -162,11 +162,6 @@ class StringColumn(Sequence[str]):
         return {f"{name}-text": self.text, f"{name}-ends": self.ends}
 
 
-_NPY_PREFIX_BYTES = 10
-"""The size of what precedes the header of a `.npy` file: a magic string and the version in 8 bytes,
-and the length of the header in 2."""
-
-
 class Arrays:
     """The arrays that a manifest names, after checks of the size, type and shape of each file.
 
@@ -228,11 +223,12 @@ class Arrays:
             raise self._error(problem, expected=f"{entry['bytes']} bytes", found=f"{size} bytes")
         try:
             dtype = np.lib.format.descr_to_dtype(entry["dtype"])
-            data = file.read(size if size <= MAX_READ_BYTES else _NPY_PREFIX_BYTES)
+            if dtype.hasobject:
+                raise ValueError("an array of Python objects")
             values_offset = size - dtype.itemsize * math.prod(entry["shape"])
-            _check_npy_prefix(data, dtype, values_offset)
             if size > MAX_READ_BYTES:
                 return np.memmap(file, dtype, "r", values_offset, tuple(entry["shape"]))
+            data = file.read()
             array = np.frombuffer(data, dtype, offset=values_offset).reshape(entry["shape"])
         except (MemoryError, RecursionError, TypeError, ValueError) as error:
             problem = f"damaged index: {name}.npy cannot be read"
@@ -279,22 +275,6 @@ class Columns(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def _check_npy_prefix(data: bytes, dtype: np.dtype[Any], values_offset: int) -> None:
-    """Check the first ten bytes of a `.npy` file: its format, and the length of its header.
-
-    `dtype` is that of the manifest. `values_offset` is where the values must begin, by the size of
-    the file and the shape in the manifest.
-
-    Raises:
-        ValueError: the file has another format, or the header ends at another offset.
-    """
-    if data[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
-        raise ValueError("not a .npy file of format 1.0, or one of Python objects")
-    header_end = _NPY_PREFIX_BYTES + int.from_bytes(data[8:_NPY_PREFIX_BYTES], "little")
-    if header_end != values_offset:
-        raise ValueError(f"its header ends at byte {header_end}, expected {values_offset}")
 
 
 def _mapped_digest(mapped: Any) -> str:

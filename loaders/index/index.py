@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -125,50 +125,37 @@ class Index:
         return isinstance(self.shards_root, Location)
 
     def _check_arrays(self) -> None:
-        """Raise IndexFormatError unless all arrays exist, with the right types and lengths.
+        """Raise KeyError or ValueError unless all arrays exist, with the right types and lengths.
 
-        A column of strings is stored in two arrays: the strings "ab", "c" have the text "abc" and
-        the ends [2, 3].
+        The strings "ab", "c" have the text "abc" and the ends [2, 3].
         """
-        # A missing array that is read here raises KeyError, which the caller converts.
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
-        # The arrays that each index must have: (length, the dtypes that it may have) by name.
-        required: dict[str, tuple[int | None, Collection[Any]]] = {
-            "shards": (shards, [SHARD]),
-            "shardstops": (shards, ["<i8"]),  # the id after the last record of each shard
-            "shardlengths": (shards, ["<i8"]),  # the number of records of each shard
-        }
+
+        def check(name: str, length: int, *dtypes: Any, ndim: int = 1) -> None:
+            array = arrays[name]
+            fits = array.dtype in map(np.dtype, dtypes) and len(array) == length
+            if not fits or array.ndim > ndim:
+                raise ValueError(f"{name} does not fit {records} records in {shards} shards")
+
+        check("shards", shards, SHARD)
+        check("shardstops", shards, "<i8")  # the id after the last record of each shard
+        check("shardlengths", shards, "<i8")
         if self.options.digest:
-            required["shardsums"] = shards, ["u1"]  # the SHA-256 of each shard
-        row_dtypes = row_types(whole_files=self.container == "files")
-        required |= {f"field-{n}": (records, row_dtypes) for n in range(len(self.fields))}
-        num_columns = len(self.manifest["columns"])
-        required |= {f"column-{n}": (records, ["<i8", "<f4"]) for n in range(num_columns)}
+            check("shardsums", shards, "u1", ndim=2)  # the SHA-256 of each shard
+        for number in range(len(self.fields)):
+            check(f"field-{number}", records, *row_types(whole_files=self.container == "files"))
+        for number in range(len(self.manifest["columns"])):
+            check(f"column-{number}", records, "<i8", "<f4", ndim=2)
         # The number of strings of each column of strings, or None if any number is allowed. All
-        # columns but the paths of the shards are optional.
+        # but the paths of the shards are optional.
         strings = {"keys": records, "tags": shards, "files": None, "classes": None}
         for name, length in {"shardpaths": shards, **strings}.items():
             if name == "shardpaths" or f"{name}-ends" in arrays:
-                required[f"{name}-ends"] = length, ["<u4", "<i8"]
-                # The text is as long as the end of the last string: 3 for the ends [2, 3].
-                required[f"{name}-text"] = int(arrays[f"{name}-ends"][-1]), ["u1"]
-        # A column may have several numbers for each record, and "shardsums" has 32 bytes for each
-        # shard, so these may have two axes. All other arrays have one.
-        wrong = [
-            name
-            for name, (length, dtypes) in required.items()
-            if name not in arrays
-            or arrays[name].dtype not in map(np.dtype, dtypes)
-            or length not in (None, len(arrays[name]))
-            or arrays[name].ndim > (2 if name.startswith(("column-", "shardsums")) else 1)
-        ]
-        if wrong or arrays["shardstops"][-1] != records:
-            raise IndexFormatError(
-                "damaged index: its arrays do not fit together",
-                path=self.where,
-                expected=f"{records} records in {shards} shards",
-                found=f"other lengths or types in {', '.join(wrong or ['shardstops'])}",
-            )
+                ends = arrays[f"{name}-ends"]
+                check(f"{name}-ends", len(ends) if length is None else length, "<u4", "<i8")
+                check(f"{name}-text", int(ends[-1]), "u1")
+        if arrays["shardstops"][-1] != records:
+            raise ValueError(f"shardstops does not fit {records} records")
 
     @property
     def shards(self) -> npt.NDArray[Any]:
@@ -231,16 +218,12 @@ class Index:
         """
         get_array = self._arrays.verified_array if verify else self._arrays.__getitem__
         text, ends = get_array(f"{name}-text"), get_array(f"{name}-ends")
-        # The converter is None for most columns. Only paths, in "shardpaths" and "files", may have
-        # to be converted: "a%20b.tar" at a web server is "a b.tar" in a folder.
+        # Only paths may have to be converted: "a%20b.tar" at a web server is "a b.tar" in a folder.
         return StringColumn(text, ends, self._path_converter(name))
 
     def _path_converter(self, column: str) -> Callable[[str], str] | None:
-        """Return a function that converts stored paths to paths below the root, or None if the
-        strings of the column are not paths or need no conversion.
-
-        Paths at a web server are percent-encoded, and others are not. So paths are converted if the
-        shards have been moved from a web server to a folder or bucket since the build, or back.
+        """Return a function that converts stored paths to paths below the root, if one is needed:
+        the shards are now at a web server, whose paths are percent-encoded, or no longer are.
         """
         is_web = isinstance(self.shards_root, Location) and self.shards_root.web
         was_web = self.built_root is not None and self.built_root.web
@@ -274,17 +257,7 @@ class Index:
         """
         from twinfeed import Reader  # at call time, since `Reader` imports this module
 
-        try:
-            number = range(len(self))[operator.index(record)]
-        except TypeError:
-            raise TypeError(
-                f"index[0] is the first record, got index[{record!r}]: Reader(index).read(ids) "
-                "reads several records, and index.columns[name] is a column"
-            ) from None
-        except IndexError:
-            raise IndexError(
-                f"the index has {counted(len(self), 'record')}, got index[{record}]"
-            ) from None
+        number = range(len(self))[operator.index(record)]
         names = [*self.fields, *self.columns]
         with Reader(self) as reader:
             values = reader.read_or_none(np.array([number]), names)
@@ -300,7 +273,7 @@ class Index:
         2 records in 1 shard, 2 records per shard
         word: bytes, 2 bytes per record, 4 bytes in total
         label: column, int64[2]
-        2 classes, 1 record per class, median 1; classes by size: 2 of 1 record
+        2 classes, 1 record per class, median 1
         """
         shards = counted(len(self.shard_lengths), "shard")
         per_shard = f"{_range(self.shard_lengths, 'record')} per shard"
@@ -316,14 +289,11 @@ class Index:
         lines += [f"{name}: column, {kind}" for name, kind in self.columns.types().items()]
         if self.class_order is not None:
             sizes = np.asarray(self.class_order.sizes)
-            _, exponents = np.frexp(sizes)  # sizes of 1, 2 to 3, 4 to 7, 8 to 15, …
-            groups = (sizes[exponents == exponent] for exponent in np.unique(exponents))
-            by_size = ", ".join(f"{len(group):,} of {_range(group, 'record')}" for group in groups)
             per_class = f"{_range(sizes, 'record')} per class, median {int(np.median(sizes)):,}"
             classes = counted(len(sizes), "class")
             if len(sizes) != self.num_classes:  # the highest label plus 1
                 classes += f" (num_classes={self.num_classes:,})"
-            lines.append(f"{classes}, {per_class}; classes by size: {by_size}")
+            lines.append(f"{classes}, {per_class}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -180,15 +180,6 @@ ARRAYS: dict[str, tuple[str, ...]] = {
 }
 
 
-def archived(folder: Path) -> None:
-    """Put an archive in place of an array: numpy.load would unpack much from a few bytes."""
-    (file,) = folder.glob("columns-*/column-0.npy")
-    with file.open("wb") as out:
-        np.savez_compressed(out, np.zeros(1000))
-    entry = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-    rewrite(folder, lambda manifest: manifest["arrays"]["column-0"].update(entry))
-
-
 def with_many_arrays(manifest: dict[str, Any]) -> None:
     entry = manifest["arrays"]["shards"]
     manifest["arrays"] |= {f"more-{n}": entry for n in range(LIMITS.arrays)}
@@ -217,7 +208,6 @@ def changed_indexes() -> Iterator[tuple[str, Callable[[Path], object], str]]:
             yield f"{name}: {expression}", rearrange, "damaged index"
     objects = at("arrays", "shardsums", "dtype", value="|O")
     yield "objects", lambda folder: rewrite(folder, objects), "shardsums.npy cannot be read"
-    yield "an archive", archived, "column-0.npy cannot be read"
     yield "many arrays", lambda folder: rewrite(folder, with_many_arrays), "bad arrays"
     newer = at("version", value=VERSION + 2)
     word = f"index version {VERSION + 2}, and this library reads version {VERSION}"
