@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +9,7 @@ import numpy as np
 from twinfeed.loaders.batches.feed import Feed, index_of
 from twinfeed.loaders.feed.arguments import stored_fields
 from twinfeed.loaders.index.sizes import exceeds_memory, record_bytes
-from twinfeed.loaders.reading.prefetch.block_uses import (
-    BlockUses,
-    most_open,
-    prefetches_whole_blocks,
-)
-from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan, gap_of
+from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.samplers import validate
 from twinfeed.samplers.validate import counted
@@ -34,14 +28,12 @@ class Plan:
         requests: ranges requested in an epoch.
         read_bytes: the bytes of these ranges. A disk cache of remote shards reads whole chunks.
         used_bytes: the bytes of the fields that batches take.
-        memory_bytes: the memory needed so that nothing is read twice: for the open blocks, and for
-            what is prefetched. It is page cache, or the process's own if the shards are at a URL.
         exact: whether the whole epoch was drawn. Otherwise requests and bytes are estimated from a
             part.
         shards: how many shards there are.
         shard_bytes: the median of their sizes. 0 for loose files.
 
-    >>> Plan(1, 10, 2, 500, 400, 100).amplification
+    >>> Plan(1, 10, 2, 500, 400).amplification
     1.25
     """
 
@@ -50,7 +42,6 @@ class Plan:
     requests: int
     read_bytes: int
     used_bytes: int
-    memory_bytes: int
     exact: bool = True
     shards: int = 0
     shard_bytes: int = 0
@@ -70,8 +61,7 @@ class Plan:
             f"an epoch of {counted(self.batches, 'batch')}, {counted(self.samples, 'sample')}\n"
             f"{shards if self.shards else ''}"
             f"  requests   {about}{self.requests:,}, {_format_bytes(mean)} each\n"
-            f"  read       {about}{read}, {times} times the {used} that batches use\n"
-            f"  memory     {_format_bytes(self.memory_bytes)}, so that nothing is read twice"
+            f"  read       {about}{read}, {times} times the {used} that batches use"
         )
 
 
@@ -94,7 +84,6 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
       shards     1, 93 kB each (median)
       requests   2, 46 kB each
       read       93 kB, 1.03 times the 90 kB that batches use
-      memory     93 kB, so that nothing is read twice
     """
     index, sampler = index_of(feed, "plan"), feed.sampler
     fields = stored_fields(index, feed.fields)
@@ -102,58 +91,22 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
     steps = min(len(sampler), max(1, _MAX_SAMPLES // max(1, sampler.batch_size)))
     schedule = Schedule(sampler)
     used_per_record = record_bytes(index, fields)
-    samples, open_records = _count_samples(schedule, steps)
+    samples = sum(int(np.count_nonzero(ids >= 0)) for ids in schedule.batches(0, 0, steps))
     share = len(sampler) / max(1, steps)
     reads = ReadPlan(index, fields, schedule, 0, limit=limit or LIMIT)
     requests, read = _count_requests(reads, steps)
-    stored = max(int(used_per_record * len(index)), int(index.shards["bytes"].sum()))
-    stored_per_record = stored / max(1, len(index))
-    # A block is read with what lies between its fields, if that is short.
-    reads_gaps = used_per_record and stored_per_record - used_per_record <= gap_of(index)
-    read_per_record = stored_per_record if reads_gaps else used_per_record
-    memory = min(stored, read, int(read_per_record * open_records) + limit)
     if not index.remote and not exceeds_memory(index):  # pages stay in memory once they were read
-        read = min(read, stored)
+        read = min(read, max(int(used_per_record * len(index)), int(index.shards["bytes"].sum())))
     return Plan(
         batches=len(sampler),
         samples=int(share * samples),
         requests=requests,
         read_bytes=read,
         used_bytes=int(share * used_per_record * samples / sampler.traits.uses),
-        memory_bytes=memory,
         exact=steps == len(sampler),
         shards=0 if index.container == "files" else len(index.shards),
         shard_bytes=int(np.median(index.shards["bytes"])),
     )
-
-
-def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
-    """Return the number of samples, and the most records in blocks that are open at once.
-
-    A block of 10 records used in steps 0 to 3, and one of 20 in steps 2 to 5, are 30 records.
-    """
-    batches = schedule.batches(0, 0, steps)
-    samples = sum(int(np.count_nonzero(ids >= 0)) for ids in batches)
-    if not prefetches_whole_blocks(schedule.sampler):
-        return samples, max(map(len, batches), default=0)
-    block_uses = BlockUses(schedule, 0)
-    # For each time that a block is opened: (its first record, the record after its last, the step).
-    opened = block_uses.first_used_before(steps)
-    # For each block, by its first record: the last step of each time that it is open, in order. A
-    # block may be open several times, as a later part of the epoch may use it again. For example,
-    # block 7 is opened in step 0 and in step 6. It was last used in step 3 the first time; the
-    # second time, it is still open after 10 steps: last_steps[7] is [3].
-    last_steps: dict[int, deque[int]] = defaultdict(deque)
-    for first_record, last_step in block_uses.last_steps_before(steps):
-        last_steps[first_record].append(last_step)
-    # Blocks that are still open count as open up to `steps`. Add this value for every opening, as
-    # it is only taken if nothing else is left: with [3, 10, 10], the two openings of block 7 take 3
-    # and 10.
-    for block in opened:
-        last_steps[block.first].append(steps)
-    closing_steps = np.array([last_steps[block.first].popleft() for block in opened], np.int64)
-    first_records, stops, opening_steps = np.array(opened, np.int64).reshape(-1, 3).T
-    return samples, most_open(opening_steps, closing_steps + 1, stops - first_records)
 
 
 def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:

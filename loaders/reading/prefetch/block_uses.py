@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.support.array_types import Array, Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.int_arrays import ranges
 
@@ -203,16 +203,3 @@ def prefetches_whole_blocks(sampler: BatchStream, /) -> bool:
     For any other sampler, a record is prefetched for each step that draws it.
     """
     return sampler.traits.reads_blocks or sampler.traits.max_cached is not None
-
-
-def most_open(opened: Int64s, closed: Int64s, sizes: Array, /) -> int:
-    """Return the largest total size of items that are open at the same time.
-
-    Item n is open from step opened[n] until, but not in, step closed[n].
-
-    >>> most_open(np.array([0, 1, 2]), np.array([2, 3, 3]), np.array([1, 1, 5]))
-    6
-    """
-    steps, changes = np.concatenate([opened, closed]), np.concatenate([sizes, -sizes])
-    by_step = np.lexsort((changes, steps))  # in a step, items are closed before others are opened
-    return int(np.cumsum(changes[by_step]).max(initial=0))

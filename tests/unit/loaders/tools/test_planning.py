@@ -46,10 +46,7 @@ def test_plan_counts_few_requests_for_blocks_and_many_for_random(index: Index) -
     assert 10 <= blocks.requests <= 20 < 250 < single.requests <= COUNT
     assert 1 <= blocks.amplification < 1.01
     assert 1 <= single.amplification < 1.3
-    assert 4 * 20 * RECORD <= blocks.memory_bytes - RECORD <= 6 * 20 * RECORD
-    assert single.memory_bytes == pytest.approx(11 * RECORD, abs=1000), "a batch, and what is ahead"
     assert blocks.exact
-    assert planned(index, order).memory_bytes == planned(index, order).read_bytes, "not more"
 
 
 def test_plan_counts_reused_images_once(index: Index) -> None:
@@ -57,7 +54,6 @@ def test_plan_counts_reused_images_once(index: Index) -> None:
     assert reused.samples == 4 * COUNT
     assert reused.used_bytes == COUNT * RECORD
     assert COUNT * RECORD <= reused.read_bytes <= 1.2 * COUNT * RECORD
-    assert 20 * RECORD <= reused.memory_bytes <= 36 * RECORD, "and those of a batch"
 
 
 def test_plan_estimates_a_long_epoch_from_a_part(
@@ -76,7 +72,7 @@ def test_plan_estimates_a_long_epoch_from_a_part(
 
 
 def test_plan_counts_bytes_between_the_fields_of_a_tar(tmp_path: Path) -> None:
-    """Read, used and memory are of the same bytes: headers and other members too."""
+    """What is read has the bytes between: headers and other members too."""
     samples = ({"jpg": bytes(9000), "txt": bytes(40)} for _ in range(COUNT))
     tar = pack(samples, tmp_path, container="tar")["data"]
     stored = int(tar.shards["bytes"].sum())
@@ -84,8 +80,7 @@ def test_plan_counts_bytes_between_the_fields_of_a_tar(tmp_path: Path) -> None:
     found = plan(Feed(tar, batches, fields=["txt"]))
     assert found.used_bytes == 40 * COUNT
     assert 0.99 * stored < found.read_bytes <= stored
-    assert found.memory_bytes <= found.read_bytes
-    assert "times the 16 kB that batches use\n  memory     " in str(found)
+    assert str(found).endswith("times the 16 kB that batches use")
 
 
 def test_plan_shows_that_ranks_share_blocks_without_sections(index: Index) -> None:
