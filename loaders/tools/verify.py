@@ -232,7 +232,8 @@ def _check_shard(plan: BuildPlan, decode: _Decode | None, job: Job) -> _ShardRes
         return decode and _undecodable(decode, job.shard, number, key, sample_of(record))
 
     found = in_order(check, scan.records(), threads=processors() if decode else 1)
-    return scan.num_records, [*filter(None, found), *scan.bad], np.zeros(0, np.int64)
+    undecodable = [*filter(None, found)]
+    return scan.num_records, undecodable + scan.bad, np.zeros(0, np.int64)
 
 
 def _check_indexed_shard(
