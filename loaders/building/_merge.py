@@ -2,8 +2,8 @@
 
 Arrays are read and written a record batch at a time.
 
-Memory grows with the number of shards, fields and classes, not with the number of records. Only a
-table of labels and its keys are loaded as a whole.
+Memory grows with the number of shards, fields and classes, not with the number of records. Only the
+keys are loaded as a whole, if labels come from a table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, integer_typ
 from twinfeed.loaders.support.array_types import Array
 
 
-def write_index(path: Path, work: Path, stats: IndexStats, /, *, classes: Classes) -> None:
+def write_index(
+    path: Path, work: Path, stats: IndexStats, classes: Classes, table: FromTable | None = None, /
+) -> None:
     """Merge the parts that `stats` lists into the index `path`, through the folder `work`."""
     stats.check()
     with index_writer(path, work) as store:
@@ -37,7 +39,7 @@ def write_index(path: Path, work: Path, stats: IndexStats, /, *, classes: Classe
         store.add(stats.arrays())
         for file in stats.part_files:
             merger.add(load_part(file))
-        content = merger.finish()
+        content = merger.finish(table)
         # `left_out` and `broken` are keys of the manifest, the JSON file of an index.
         options = replace(
             stats.options,
@@ -132,8 +134,7 @@ class _IndexMerger:
         self.class_indices = np.zeros(0, np.int64)
         if stats.options.label_from:
             self.new_column("label", "<i8", 1)
-            if stats.table is None:
-                self.set_classes()
+            self.set_classes()
 
     def new_column(self, name: str, dtype: str, width: int) -> None:
         """Create a column of `width` values per record, whose digest is over values of 8 bytes."""
@@ -143,9 +144,7 @@ class _IndexMerger:
         self.column_writers[name] = _ColumnWriter(file, "<i8" if dtype == "<i8" else "<f8")
 
     def set_classes(self) -> None:
-        """Compute the class index of each label, when those of all parts, or of the table, are
-        known.
-        """
+        """Compute the class index of each label of all parts."""
         stats, default = self.stats, self.stats.options.background
         labels = stats.vocabulary.names
         # The keys of `first_labels` are the kinds of labels that records have: "integers" or
@@ -204,29 +203,11 @@ class _IndexMerger:
         writer.num_missing += int(is_missing.sum())
         writer.write(rows)
 
-    def join_table(self, table: FromTable) -> None:
-        """Write the label of each record, looked up by its key in a table, as the column "label".
-
-        For the keys a, b, c and the table {a: dog, b: cat, c: dog}, the column is [1, 0, 1].
-        """
-        text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))  # their content
-        # With a default label (the option `background`), the table may lack keys. The label of
-        # such a record is None until `set_classes` replaces it.
-        has_default_label = self.stats.options.background is not None
-        labels = table.match(StringColumn(text, ends).tolist(), partial=has_default_label)
-        # Each label as its index in the vocabulary, in the order of first occurrence: [0, 1, 0].
-        vocabulary_indices = self.stats.vocabulary.add(labels)
-        # Only now, since this numbers all labels of the vocabulary: `class_indices` is [1, 0].
-        self.set_classes()
-        self.column_writers["label"].write(self.class_indices[vocabulary_indices])  # [1, 0, 1]
-
-    def finish(self) -> dict[str, Any]:
-        """Write what needs all parts, a table's labels and the class order; return the manifest's
-        content.
-        """
+    def finish(self, table: FromTable | None) -> dict[str, Any]:
+        """Write what needs all parts, and return the manifest's content."""
         stats, store = self.stats, self.store
-        if stats.table is not None:
-            self.join_table(stats.table)  # writes the column "label"
+        if table is not None:
+            table.check(StringColumn(*map(store.finish_array, ("keys-text", "keys-ends"))).tolist())
         label = self.column_writers.get("label")
         order_digest = None
         # There is a class order if the column "label" has one integer per record.

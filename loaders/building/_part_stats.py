@@ -13,15 +13,12 @@ import numpy as np
 from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_field_count, load_part
 from twinfeed.loaders.building.classes import Vocabulary
 from twinfeed.loaders.building.labels import (
-    FromTable,
     check_one_kind,
-    label_field_error,
-    label_kind,
 )
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.index import SHARD
-from twinfeed.loaders.index.options import IndexOptions, as_label
+from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.array_types import Array
 
 
@@ -38,11 +35,9 @@ class IndexStats:
     - `string_sizes` has the number of keys and of paths of loose files, with their bytes.
     - `vocabulary` has the label names of all shards, and `first_labels` says where the first
       integer label and the first label name are.
-    - `table` gives the labels by key, or is None if each record has its own label.
     """
 
-    def __init__(self, parts: Iterable[ShardPart], table: FromTable | None) -> None:
-        self.table = table
+    def __init__(self, parts: Iterable[ShardPart]) -> None:
         self.options = IndexOptions()
         self.part_files: list[Path] = []
         self.shard_paths: list[str] = []
@@ -57,9 +52,6 @@ class IndexStats:
         self.string_sizes: dict[str, tuple[int, int]] = {}
         self.vocabulary = Vocabulary()
         self.first_labels: dict[str, str] = {}
-        if table is not None:
-            labels = [item for item in table.labels.items() if as_label(item[1]) is not None]
-            self.first_labels = {label_kind(v): f"the table, {key!r}: {v!r}" for key, v in labels}
         for part in parts:
             self.add(part)
 
@@ -144,21 +136,10 @@ class IndexStats:
                 "fields that records have, or read them as raw bytes with example=False (--raw)"
             )
         check_field_count(self.fields)
-        if self.table is not None:
-            if "keys" not in self.string_sizes:  # which counts the keys, if records have keys
-                raise ValueError(
-                    "a label table is joined by key, and these records have no keys: name a "
-                    "feature with key="
-                )
-            if "label" in self.fields:
-                raise label_field_error(next(iter(self.first_shards["label"].values())))
         check_one_kind(self.first_labels)
 
     def place_of(self, text: str) -> str:
         """Return which record is the first with a label, for an error. The parts are read again."""
-        if self.table is not None:
-            key = next(key for key, label in self.table.labels.items() if label == text)
-            return f"the table, {key!r}"
         for part in map(load_part, self.part_files):
             if text not in part.label_names:
                 continue

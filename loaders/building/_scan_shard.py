@@ -56,8 +56,8 @@ _FIELD_ADVICE = (
     f"empty with --missing empty, {_SKIP_ADVICE}"
 )
 _LABEL_ADVICE = (
-    f"put a file into a folder for its class, name it after the class, have a function return a "
-    f"label, {_SKIP_ADVICE}"
+    "put a file into a folder for its class, name it after the class, add its key to the table "
+    f"(key= names that of a TFRecord), have a function return a label, {_SKIP_ADVICE}"
 )
 """The advice for a record with a missing field or label."""
 
@@ -102,9 +102,8 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
 
     items: Iterator[Record | RecordChunk] = plan.scan(job, path, ignore_if_excluded)
     # Chunks of several records are faster. But single records are needed to exclude some of them,
-    # to skip records by their keys, or to call a function for the label of each.
-    excludes = job.exclude or job.stop is not None or plan.keys is not None
-    if excludes or callable(plan.label):
+    # or to call a function for the label of each.
+    if job.exclude or job.stop is not None or callable(plan.label):
         items = one_by_one(items)
     try:
         for item in items:
@@ -131,7 +130,6 @@ class ShardScanner:
     Records are added to a batch in memory (`keys`, `files`, `labels`, and a `FieldBuffer` for each
     field), which is written when it has about `BATCH_FIELDS` fields.
 
-    - `wanted_keys`: records with other keys are skipped; None for no such limit.
     - `wanted_fields`: each field's name in the index, and the names that it may have in a record.
       By default all fields are indexed, except those in `key_and_label_names`.
     - `files`: the paths of the files of all records, if the records are loose files.
@@ -141,7 +139,7 @@ class ShardScanner:
     def __init__(
         self, plan: BuildPlan, part: ShardPart, shard: str, path: str, part_file: PartFile
     ) -> None:
-        self.options, self.label_source, self.wanted_keys = plan.options, plan.label, plan.keys
+        self.options, self.label_source = plan.options, plan.label
         self.part, self.part_file = part, part_file
         self.shard, self.path = shard, path  # the path or URL of the shard, and a local copy
         self.whole_files = plan.options.container == "files"
@@ -162,15 +160,10 @@ class ShardScanner:
         self.labels: list[Label | None] = []
 
     def add(self, record: Record) -> None:
-        """Add a record to the batch, unless its key is not wanted, or it lacks something and is
-        skipped.
-        """
+        """Add a record to the batch, unless it lacks something and is skipped."""
         if self.options.key is not None:
             record = record._replace(key=key_of(self.options.key, record, self.path))
         key = record.key
-        if self.wanted_keys is not None and key is not None and key not in self.wanted_keys:
-            self.part.num_skipped += 1
-            return
         fields = self.select_fields(record)
         if fields is None or not self.add_label(record):
             return

@@ -105,10 +105,10 @@ def build_index(
     table = label if isinstance(label, FromTable) else None
     with explain_full_disk(folder), temporary_folder(folder, UNWRITABLE_ADVICE) as work:
         build_parts = partial(_build_parts, jobs, work, executor, progress)
-        stats = IndexStats(build_parts(plan), table)
+        stats = IndexStats(build_parts(plan))
         if mixed := stats.mixed_features():  # read all values of these features as lists
-            stats = IndexStats(build_parts(plan.with_lists(mixed)), table)
-        write_index(folder, work, stats, classes=classes)
+            stats = IndexStats(build_parts(plan.with_lists(mixed)))
+        write_index(folder, work, stats, classes, table)
     return open_index(path, root=str(source.root))
 
 

@@ -8,9 +8,10 @@ import re
 import reprlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
@@ -40,7 +41,9 @@ class _Source(ABC):
     @property
     def _name(self) -> str | None:
         """The values that are not the default ones, joined by a colon."""
-        values = [(getattr(self, field.name), field.default) for field in fields(self)]
+        values = [
+            (getattr(self, member.name), member.default) for member in fields(self) if member.repr
+        ]
         return ":".join(str(value) for value, default in values if value != default) or None
 
     @abstractmethod
@@ -179,60 +182,51 @@ class FromFile(_Source):
         return (match[1] or None) if match else None
 
 
-class FromTable:
-    """Take the labels from a table: a mapping of keys to labels, or a CSV or TSV file.
+@dataclass(frozen=True)
+class FromTable(_Source):
+    """Take the label from a table: a mapping of keys to labels, or a CSV or TSV file.
 
     - A file begins with a line that names the columns. Those called `key` and `label` are taken.
       A row without a label, also as "nan", is refused.
-    - The table must have exactly the records' keys. Extra, missing and repeated keys are refused.
-    - Records that are not in the table get the label `background`. With `missing="skip"` these
-      records are left out.
+    - A record that is not in the table has no label. Rows without a record, and keys that several
+      records have, are refused.
 
     >>> FromTable({"a": "cat", "b": "dog"}).labels["b"]
     'dog'
     """
 
-    _kind: LabelFrom = "table"
-    _name: str | None = None
+    _kind = "table"
+    table: Mapping[str, Label] | str | os.PathLike[str] = field(repr=False)
 
-    def __init__(self, table: Mapping[str, Label] | str | os.PathLike[str], /) -> None:
-        self.labels: dict[str, Any] = (
-            dict(table) if isinstance(table, Mapping) else _read_table(os.fspath(table))
-        )
+    @cached_property
+    def labels(self) -> Mapping[str, Any]:
+        """The labels by key."""
+        if isinstance(self.table, Mapping):
+            return self.table
+        stat = os.stat(self.table)
+        return _read_table(os.fspath(self.table), stat.st_size, stat.st_mtime_ns)
 
-    def match(self, keys: Iterable[str], /, *, partial: bool = False) -> list[Label | None]:
-        """Return the label of each key of `keys`, which are the keys of all records.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FromTable, (self.table,)  # without the labels of a file
 
-        With `partial`, a key may be missing in the table, and its label is None.
+    def _value(self, record: Record, shard: str, below: str) -> Any:
+        return None if record.key is None else self.labels.get(record.key)
 
-        Raises:
-            ValueError: keys and table do not match. The message has counts and the first five keys.
-        """
-        keys = list(keys)
-        record_keys = set(keys)
-        unknown = [] if partial else [key for key in keys if key not in self.labels]
-        mismatches: dict[str, list[Any]] = {
-            "labels are not a name or an integer": [
-                item for item in self.labels.items() if as_label(item[1]) is None
-            ],
-            "keys occur in several records": _duplicates(keys),
-            "records are not in the table, and have no background= or missing='skip'": unknown,
-            "rows of the table have no record": [k for k in self.labels if k not in record_keys],
-        }
-        for problem, bad in mismatches.items():
-            if bad:
-                raise ValueError(
-                    f"the label table does not match the {len(keys)} records: {len(bad)} {problem} "
-                    f"(first: {', '.join(map(repr, bad[:5]))})"
-                )
-        return [as_label(self.labels.get(key)) for key in keys]
+    def check(self, keys: Sequence[str], /) -> None:
+        """Raise ValueError if several records have one key, or a row of the table has no record."""
+        known = set(keys)
+        bad, problem = _duplicates(keys), "keys occur in several records"
+        if not bad:
+            bad = [key for key in self.labels if key not in known]
+            problem = "rows of the table have no record"
+        if bad:
+            raise ValueError(f"a label table does not fit: {len(bad)} {problem}, as {bad[:5]}")
 
 
-RecordLabel = str | FromJson | FromExample | FromFolder | FromFile | LabelFunction
-LabelSource = RecordLabel | FromTable
+LabelSource = str | FromJson | FromExample | FromFolder | FromFile | FromTable | LabelFunction
 
 
-def label_of(source: RecordLabel, record: Record, shard: str, below: str) -> Label | None:
+def label_of(source: LabelSource, record: Record, shard: str, below: str) -> Label | None:
     """Return the label of a record, an int or a str; None if it has no label.
 
     `shard` is the path of the shard, and `below` its path below the root.
@@ -295,7 +289,7 @@ def label_source(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | 
     """
     if label is None or isinstance(label, str):
         return (None if label is None else "field"), label
-    if isinstance(label, _Source | FromTable):
+    if isinstance(label, _Source):
         return label._kind, label._name
     if callable(label) and not isinstance(label, type):
         return "function", None
@@ -305,7 +299,7 @@ def label_source(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | 
     )
 
 
-def label_source_text(source: RecordLabel, /) -> str:
+def label_source_text(source: LabelSource, /) -> str:
     """Return the name of a source of labels for messages, with the command-line option for it."""
     if isinstance(source, _Source):
         return f"label={source!r} (--label-{source._kind})"
@@ -396,8 +390,11 @@ def _duplicates(items: Iterable[str]) -> list[str]:
     return [item for item, count in Counter(items).items() if count > 1]
 
 
-def _read_table(path: str) -> dict[str, str]:
-    """Return the labels by key in the columns of a file that are called key and label."""
+@lru_cache(maxsize=1)
+def _read_table(path: str, size: int, time: int) -> dict[str, str]:
+    """Return the labels by key in the columns of a file that are called key and label. A process
+    that builds many parts reads a file once, unless it changes.
+    """
     names, *rows = csv_rows(path) or [[]]
     names = [name.strip().lower() for name in names]
     if not {"key", "label"} <= {*names}:

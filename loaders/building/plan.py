@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 from twinfeed.loaders.building.labels import (
     FromFolder,
-    FromTable,
     LabelSource,
-    RecordLabel,
     label_source,
 )
 from twinfeed.loaders.building.sources import Job, ShardSource
@@ -27,23 +25,18 @@ class BuildPlan:
     """The settings of a build, which each worker needs to scan a shard.
 
     `root` is the folder to which the paths of shards are relative. `label` says where each record's
-    label is, or is None. Records whose key is not in `keys` are skipped, unless it is None.
+    label is, or is None.
     """
 
     root: Root
     options: IndexOptions
-    label: RecordLabel | None = None
-    keys: frozenset[str] | None = None
+    label: LabelSource | None = None
 
     @classmethod
     def of(
         cls, source: ShardSource, label: LabelSource | None, fields: Fields | None, reading: Reading
     ) -> BuildPlan:
         """Return the plan for indexing the shards of `source`.
-
-        The plan does not contain a table of labels: records are scanned without labels, and their
-        labels are looked up by key when the index is merged. It contains the keys of the table if
-        the scan must skip all records that are not in the table.
 
         Args:
             source: the shards, or the loose files.
@@ -54,13 +47,6 @@ class BuildPlan:
         if label is None and any(entry.label for job in source.jobs for entry in job.entries):
             label = FromFolder()  # images in folders that are named after classes
         label_kind, label_name = label_source(label)  # as the index stores where labels are
-        keys = None
-        if isinstance(label, FromTable):
-            # Records that are not in the table are skipped with missing="skip". But if there is a
-            # default label (`background`), they get this label, and are not skipped.
-            if reading.missing == "skip" and reading.background is None:
-                keys = frozenset(label.labels)
-            label = None  # the scan itself reads no labels
         options = vars(reading) | {
             "container": source.container,
             "label_from": label_kind,
@@ -68,7 +54,7 @@ class BuildPlan:
             "fields": _field_aliases(fields),
             "root": str(source.root) if isinstance(source.root, Location) else None,
         }
-        return cls(source.root, IndexOptions(**options), label, keys)
+        return cls(source.root, IndexOptions(**options), label)
 
     def with_lists(self, fields: Iterable[str]) -> BuildPlan:
         """Return a copy that reads these fields as lists too."""

@@ -21,7 +21,6 @@ import numpy as np
 
 from twinfeed.loaders.audit.examination import audit
 from twinfeed.loaders.building.build import build_index
-from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import load_feed, load_name, load_state
 from twinfeed.loaders.command_line._printing import print_lines, show_warning
 from twinfeed.loaders.errors import ShardWarning
@@ -50,10 +49,6 @@ _ADVISE_RESTORE_OR_EXCLUDE = (
 )
 
 
-class TablePath(str):
-    """The path of a table of labels, which is not the name of a field."""
-
-
 def run_pack(options: argparse.Namespace) -> None:
     """Run `twinfeed pack`: write shards and their index, and print its path and size."""
     source: str | list[str] | Index = _unwrap_single(options.source)
@@ -71,8 +66,6 @@ def _process_pool(jobs: int) -> AbstractContextManager[Executor | None]:
 
 def run_index(options: argparse.Namespace) -> None:
     """Run `twinfeed index`: build an index, and print its path and size."""
-    if isinstance(options.label, TablePath):
-        options.label = FromTable(options.label)
     options.classes = "names" if options.label_names else _class_names(options.classes)
     options.fields = _unique_names("--field", options.field)
     arguments, shards = _arguments(build_index, options), _unwrap_single(options.shards)

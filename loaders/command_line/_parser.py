@@ -27,7 +27,13 @@ from textwrap import fill
 from typing import Any, get_args
 
 from twinfeed.loaders.audit.declared import Expectation
-from twinfeed.loaders.building.labels import FromExample, FromFile, FromFolder, FromJson
+from twinfeed.loaders.building.labels import (
+    FromExample,
+    FromFile,
+    FromFolder,
+    FromJson,
+    FromTable,
+)
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._printing import error_line, print_lines, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
@@ -197,7 +203,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "REGEX": FromFile,
     "NAME=SIZE": _parse_split,
     "NAME[=A;B]": _parse_names,
-    "TABLE": _commands.TablePath,
+    "TABLE": FromTable,
 }
 
 _SPECIAL: dict[str, dict[str, Any]] = {

@@ -130,5 +130,5 @@ def made_parts(
 def merged(files: Iterable[Path], path: Path) -> Index:
     """The index of parts."""
     with temporary_folder(path) as work:
-        write_index(path, work, IndexStats(map(load_part, files), None), classes=None)
+        write_index(path, work, IndexStats(map(load_part, files)), None)
     return open_index(path)

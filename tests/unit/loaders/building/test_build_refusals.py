@@ -73,7 +73,7 @@ def given(read: Callable[[Path], object], text: str) -> Call:
 
 
 def matched(file: Path) -> object:
-    return FromTable(file).match(["a"])
+    return FromTable(file).labels
 
 
 def fails(sample: dict[str, Any]) -> int:
@@ -317,16 +317,22 @@ REFUSED: Refused = [
         rf"{A_LABEL}.*0\.tar, .*: 1\) and a name \(.*1\.tar, .*: 'x'\)",
     ),
     # Tables
-    (of(RECORDS, label=FromTable({"k0": 1})), ValueError, "joined by key, .* no keys: name a feat"),
+    (of([("a", PLAIN)], [("a", PLAIN)], label=FromTable({"a": 1})), ValueError, "1 keys occur in"),
+    (of(RECORDS, label=FromTable({"k0": 1})), LoaderError, "--label-table.* gives none.*key="),
     *(
-        (of("tar/d-000000.tar", label=FromTable(rows), **options), ValueError, word)
-        for rows, options, word in (
-            ({"k1": 0, "k2": 1, "k4": 0}, {}, r"2 records .*background= .*'k0', 'k3'\)"),
-            (KEYS | {"x": 0}, {"missing": "skip"}, r"6 rows .* no record \(first: 'k5'"),
-            (KEYS | {"x": 0}, {"background": "y"}, "6 rows of the table have no record"),
-            (KEYS | {"k4": float("nan")}, {}, r"1 labels are not a name .*first: \('k4', nan\)"),
-            (KEYS | {"k4": None}, {}, "1 labels are not a name or an integer"),
-            ({"k0": 1, "k1": "cat", "k2": 2, "k3": 2, "k4": 2}, {}, f"{A_LABEL}the table, 'k4': 2"),
+        (of("tar/d-000000.tar", label=FromTable(rows), **options), kind, word)
+        for rows, options, kind, word in (
+            ({"k1": 0, "k2": 1, "k4": 0}, {}, LoaderError, "lacks a label: .*record: 0\n.*key: k0"),
+            (KEYS | {"x": 0}, {"missing": "skip"}, ValueError, r"6 rows .* no record, as \['k5'"),
+            (
+                KEYS | {"x": 0},
+                {"background": "y"},
+                ValueError,
+                "6 rows of the table have no record",
+            ),
+            (KEYS | {"k4": float("nan")}, {}, LoaderError, "gives a value that .*key: k4\n.*nan"),
+            (KEYS | {"k4": None}, {}, LoaderError, "lacks a label: .*key: k4"),
+            ({"k0": 1, "k1": "cat", "k2": 2, "k3": 2, "k4": 2}, {}, ValueError, A_LABEL),
         )
     ),
     (

@@ -277,7 +277,7 @@ def test_label_table_may_be_a_spreadsheet_export(tmp_path: Path) -> None:
     assert FromTable(file).labels == {"a": "cat"}
     file.write_text("a,cat\n")
     with pytest.raises(ValueError, match=r"t\.csv must begin with names of columns, key and label"):
-        FromTable(file)
+        _ = FromTable(file).labels
 
 
 def from_origin(origin: str, root: Path, texts: tuple[str, ...], **options: Any) -> Any:

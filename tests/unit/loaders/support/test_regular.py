@@ -87,7 +87,7 @@ def loose_file(folder: Path) -> Case:
 
 
 def labels(folder: Path) -> Case:
-    return folder / "labels.csv", lambda: FromTable(folder / "labels.csv")
+    return folder / "labels.csv", lambda: FromTable(folder / "labels.csv").labels
 
 
 def bad_records(folder: Path) -> Case:
