@@ -207,7 +207,8 @@ class _IndexMerger:
         """Write what needs all parts, and return the manifest's content."""
         stats, store = self.stats, self.store
         if table is not None:
-            table.check(StringColumn(*map(store.finish_array, ("keys-text", "keys-ends"))).tolist())
+            text, ends = map(store.finish_array, ("keys-text", "keys-ends"))
+            table.check(StringColumn(text, ends).tolist())
         label = self.column_writers.get("label")
         order_digest = None
         # There is a class order if the column "label" has one integer per record.
