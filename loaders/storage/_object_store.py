@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _STATUS_CODE = re.compile(r"status code: (\d{3})")
 _REQUEST = re.compile(r".*?Error performing [A-Z]+ \S+ in \S+ - |Generic \w+ error: ", re.DOTALL)
 _XML_BODY = re.compile(r"<.*<Code>(.*?)</Code>.*?<Message>(.*?)</Message>.*", re.DOTALL)
-_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
 # Reasons for which a retry cannot help.
 _FINAL_REASON = re.compile("builder error|URL error|incorrectly configured region")
 # The server from which a virtual machine of a cloud gets credentials.
@@ -202,15 +201,8 @@ def _translated_errors(location: Location) -> Iterator[None]:
     """
     try:
         yield
-    except FileNotFoundError as error:
-        raise (_missing_bucket(location, error) or not_found(str(location))) from None
-    except exceptions.InvalidPathError as error:
-        raise LoaderError(
-            "the objects below this URL cannot be listed: one has an invalid key",
-            path=location,
-            found=ascii(_reason(error)),
-            advice="give the names of the shards, not a pattern, or rename the object",
-        ) from None
+    except FileNotFoundError:
+        raise not_found(str(location)) from None
     except exceptions.BaseError as error:
         reason, credentials = _reason(error), _CREDENTIALS_ADVICE[OBJECTS[location.scheme]]
         # Without credentials in the environment, obstore asks the metadata server of the cloud.
@@ -224,8 +216,6 @@ def _translated_errors(location: Location) -> Iterator[None]:
             raise RefusedError(
                 "the store refuses to serve this", path=location, found=reason, advice=credentials
             ) from None
-        if missing := _missing_bucket(location, error):
-            raise missing from None
         if "non-partial response" in reason:
             raise no_ranges_error(str(location)) from None
         is_known = not isinstance(error, exceptions.GenericError)  # generic: timeouts, 5xx, …
@@ -234,17 +224,6 @@ def _translated_errors(location: Location) -> Iterator[None]:
             advice = f"check the URL and the store's variables in the environment ({variables})"
             raise refused_error(location, reason, advice) from None
         raise TransientError(reason) from None
-
-
-def _missing_bucket(location: Location, error: Exception) -> LoaderError | None:
-    """Return the error for a missing bucket; None if obstore's `error` has another cause."""
-    if not _NO_BUCKET.search(str(error)):
-        return None
-    return LoaderError(
-        f"there is no bucket (or container) {location.host}",
-        path=location,
-        advice="check the name of the bucket, and the store's variables in the environment",
-    )
 
 
 def _reason(error: Exception) -> str:
