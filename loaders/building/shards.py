@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats.sniff import compression_advice, compression_by_name
 from twinfeed.loaders.storage.open_store import split, store_of
 from twinfeed.loaders.storage.retries import RefusedError
 from twinfeed.loaders.storage.url import Location, is_url
@@ -31,13 +30,11 @@ def expand(
     /,
     *,
     complete: bool = True,
-    compressed: bool = False,
 ) -> list[str]:
     """Return the names of the shards that match a pattern or several patterns.
 
     - Braces are expanded first, then globs. The matches of each glob are sorted.
     - A pattern that is the name of an existing file or object is not expanded.
-    - With `compressed`, the names of compressed files are allowed.
     - With `complete`, numbered sets (`-00003-of-00010`) must have every number.
 
     Raises:
@@ -45,8 +42,7 @@ def expand(
         UnsafeContentError: `pipe:` commands.
         ValueError: a broken brace pattern, an empty list, and a shard that is named twice (in any
             spelling, or through a link).
-        DataCorruptionError: an incomplete set, and the names of compressed files; it is a
-            ValueError.
+        DataCorruptionError: an incomplete set. It is a ValueError.
     """
     patterns = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
     found: list[str] = []
@@ -56,11 +52,6 @@ def expand(
             found += _glob(name)
     if not found:
         raise ValueError(f"shards must name at least one file, got {shards!r}")
-    for name in found:
-        kind = None if compressed else compression_by_name(name)
-        if kind is not None:
-            problem, advice = "compressed shards cannot be read by id", compression_advice(kind)
-            raise DataCorruptionError(problem, path=name, advice=advice)
     check_distinct(found)
     if complete:
         check_complete(found)

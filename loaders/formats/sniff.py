@@ -23,13 +23,12 @@ from twinfeed.loaders.support.limits import LIMITS
 
 
 class Compression(NamedTuple):
-    """A kind of compression: how its files begin, their extensions, and how to decompress them.
+    """A kind of compression: how its files begin, and how to decompress them.
 
     `decompressor` makes a decompressor object for a stream. Without one, `command` is a program.
     """
 
     magic: bytes
-    extensions: tuple[str, ...]
     decompressor: Callable[[], Any] | None
     command: str = ""
 
@@ -38,15 +37,15 @@ _gzip = partial(zlib.decompressobj, wbits=16 + zlib.MAX_WBITS)
 _xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=LIMITS.record_bytes)
 
 COMPRESSED = {
-    "gzip": Compression(rb"\x1f\x8b", ("gz", "gzip", "tgz"), _gzip),
-    "bzip2": Compression(rb"BZh", ("bz2", "tbz", "tbz2"), bz2.BZ2Decompressor),
-    "xz": Compression(rb"\xfd7zXZ\x00", ("xz", "txz"), _xz),
-    "zlib": Compression(rb"\x78[\x01\x5e\x9c\xda]", ("zlib",), zlib.decompressobj),
-    "zstd": Compression(rb"\x28\xb5\x2f\xfd", ("zst", "zstd", "tzst"), None, "zstd -d"),
-    "lz4": Compression(rb"\x04\x22\x4d\x18", ("lz4",), None, "lz4 -d"),
-    "compress": Compression(rb"\x1f\x9d", ("z", "taz"), None, "gzip -d"),
-    "lzip": Compression(rb"LZIP", ("lz",), None, "lzip -d"),
-    "lzma": Compression(rb"\x5d\x00\x00(?s:..(?:\xff{8}|.{5}\x00{3}))", ("lzma",), None, "xz -d"),
+    "gzip": Compression(rb"\x1f\x8b", _gzip),
+    "bzip2": Compression(rb"BZh", bz2.BZ2Decompressor),
+    "xz": Compression(rb"\xfd7zXZ\x00", _xz),
+    "zlib": Compression(rb"\x78[\x01\x5e\x9c\xda]", zlib.decompressobj),
+    "zstd": Compression(rb"\x28\xb5\x2f\xfd", None, "zstd -d"),
+    "lz4": Compression(rb"\x04\x22\x4d\x18", None, "lz4 -d"),
+    "compress": Compression(rb"\x1f\x9d", None, "gzip -d"),
+    "lzip": Compression(rb"LZIP", None, "lzip -d"),
+    "lzma": Compression(rb"\x5d\x00\x00(?s:..(?:\xff{8}|.{5}\x00{3}))", None, "xz -d"),
 }
 """The kinds of compression. TensorFlow writes zlib where it is asked for ZLIB."""
 
@@ -88,17 +87,9 @@ _SIGNATURES = {
     "loose images are indexed as they are: give the folder that holds them": [
         (f"a {name} image", magic) for name, (_, magic) in IMAGES.items()
     ],
-    "open it with array_record's ArrayRecordDataSource, which loaders.DatasetSource takes": [
-        ("an ArrayRecord file", rb"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"),
-    ],
     "write its records to shards with loaders.pack, which takes any iterable of dicts": [
         ("a Parquet file", rb"PAR1"),
-        ("an Arrow file", rb"ARROW1"),
-        ("an HDF5 file", rb"\x89HDF\r\n\x1a\n"),
-        ("a .npy array", rb"\x93NUMPY"),
         ("a zip archive (.zip or .npz)", rb"PK\x03\x04"),
-        ("an SQLite database", rb"SQLite format 3\x00"),
-        ("an idx array, as of MNIST", rb"\x00\x00[\x08\x09\x0b-\x0e][\x01-\x08](?!\x00{4})"),
     ],
 }
 """For each advice, the kinds of files that it is for, with the bytes that they begin with."""
@@ -113,13 +104,6 @@ def image_extension(head: bytes, /) -> str | None:
     return next(matches, None)
 
 
-def compression_by_name(path: str, /) -> str | None:
-    """Return the kind of compression by the extension of a file; None if it is not compressed."""
-    extension = os.path.splitext(path)[1][1:].lower()
-    kinds = COMPRESSED.items()
-    return next((kind for kind, value in kinds if extension in value.extensions), None)
-
-
 def compression_advice(kind: str, /) -> str:
     """Return advice, for an error, on what to do with a shard of this kind of compression."""
     command = COMPRESSED[kind].command
@@ -131,7 +115,7 @@ def compression_advice(kind: str, /) -> str:
 def compression(head: bytes, /) -> str | None:
     """Return the kind of compression by the first bytes of a file; None if it is not compressed."""
     # A TFRecord may begin with any length, and so with the two bytes of zlib.
-    if is_tar(head) or _is_tfrecord(head):
+    if is_tar(head) or is_tfrecord(head):
         return None
     return next((kind for kind, value in COMPRESSED.items() if re.match(value.magic, head)), None)
 
@@ -150,7 +134,7 @@ def identify(head: bytes, /) -> tuple[str, str] | None:
     """Return (what the file is, advice) by its first bytes; None for an unknown kind."""
     if is_tar(head):
         return "a tar archive", "index it with container='tar'"
-    if _is_tfrecord(head):
+    if is_tfrecord(head):
         return "a TFRecord file", "index it with container='tfrecord'"
     if kind := compression(head):
         return f"{kind}-compressed", compression_advice(kind)
@@ -161,7 +145,7 @@ def identify(head: bytes, /) -> tuple[str, str] | None:
     return ("a text file", _TEXT_ADVICE) if _is_text(head) else None
 
 
-def _is_tfrecord(head: bytes) -> bool:
+def is_tfrecord(head: bytes, /) -> bool:
     """Return whether the first bytes are a length and its checksum."""
     return len(head) >= 12 and masked_crc32c(head[:8]) == int.from_bytes(head[8:12], "little")
 

@@ -32,7 +32,7 @@ from twinfeed.loaders.formats.records import (
     raise_error,
     slices,
 )
-from twinfeed.loaders.formats.sniff import SNIFF_BYTES, identify
+from twinfeed.loaders.formats.sniff import SNIFF_BYTES, identify, is_tfrecord
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.atomic import check_replaceable
 from twinfeed.loaders.support.checksum import masked_crc32c, masked_crc32c_of_each
@@ -252,12 +252,6 @@ def _header_error(header: bytes, location: dict[str, Any]) -> DataCorruptionErro
     )
 
 
-def _is_tfrecord(file: BinaryIO) -> bool:
-    """Return whether a file begins with the header of a record."""
-    header = file.read(HEADER_SIZE)
-    return bool(masked_crc32c(header[:8]) == _LENGTH_CRC.unpack(header)[1])
-
-
 class TFRecordWriter(Closing):
     """Write a TFRecord shard, uncompressed; a context manager.
 
@@ -273,7 +267,7 @@ class TFRecordWriter(Closing):
     """
 
     def __init__(self, path: str | os.PathLike[str], /) -> None:
-        check_replaceable(path, "a TFRecord", _is_tfrecord)
+        check_replaceable(path, "a TFRecord", lambda file: is_tfrecord(file.read(SNIFF_BYTES)))
         self._file = open(path, "wb", buffering=BUFFER)  # noqa: SIM115, closed by close()
         self.offset = 0
 

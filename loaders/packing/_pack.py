@@ -161,13 +161,13 @@ def _open_source(source: Any, staging: Path) -> Records:
         if all(map(has_image_extension, source)):
             return _loose_files(source, root=None)
         if all(isinstance(path, (str, os.PathLike)) for path in source):
-            return decompressed_samples(expand(source, compressed=True), staging)
+            return decompressed_samples(expand(source), staging)
     elif isinstance(source, (str, os.PathLike)):
         if is_index_path(source):
             return open_index(source)
         if os.path.isdir(source):
             return _loose_files(source, root=source)
-        return decompressed_samples(expand(source, compressed=True), staging)
+        return decompressed_samples(expand(source), staging)
     if isinstance(source, Mapping) or not isinstance(source, (LooseFiles, Index, Iterable)):
         raise TypeError(
             "source must be a folder of images, LooseFiles, an Index or an iterable of samples, "

@@ -29,14 +29,12 @@ from support.formats import (
     write_records,
 )
 from support.inside import (
-    COMPRESSED,
     LIMITS,
     decode_list,
     encode,
     length_delimited,
     locate,
     parse_sequence,
-    shards,
     tar,
     tfrecord,
     varint,
@@ -110,13 +108,6 @@ def test_names_and_lists_longer_than_any_are_refused() -> None:
     with pytest.raises(DataCorruptionError, match=f"more than {LIMITS.values} values"):
         decode_list("bytes_list", values)
     assert len(decode_list("bytes_list", values[2:])) == LIMITS.values
-
-
-def test_b27_names_of_compressed_shards_are_refused() -> None:
-    for _, extensions, *_ in COMPRESSED.values():
-        for extension in (*extensions, extensions[0].upper()):
-            with pytest.raises(DataCorruptionError, match="cannot be read by id"):
-                shards.expand(f"a.tar.{extension}")
 
 
 def test_b13_empty_tar_is_a_warning_and_a_finding(tmp_path: Path) -> None:

@@ -102,9 +102,3 @@ def test_tar_of_version_7_is_known_by_checksum(tmp_path: Path) -> None:
             assert (index.keys([0]), reader.read([0])) == (["1"], {"txt": [b"one"]})
     with pytest.raises(DataCorruptionError, match="a tar archive"):
         build_index(tmp_path / "a", tmp_path / "b.index", container="tfrecord")
-
-
-@pytest.mark.parametrize("name", ["a.tfrecord.zst", "a.tar.Z", "a.lz", "a.lzma", "a.lz4"])
-def test_pack_is_not_advised_for_formats_it_cannot_decompress(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataCorruptionError, match=r"read by id(.|\n)*decompress the shard with"):
-        build_index(tmp_path / name, tmp_path / "a.index")

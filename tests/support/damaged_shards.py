@@ -64,12 +64,6 @@ OTHERS = [
         lzma.compress(b"shard", lzma.FORMAT_ALONE),
         (": lzma-compressed", "decompress the shard with xz -d"),
     ),
-    (
-        "ArrayRecord",
-        bytes.fromhex("83af70d10d884a3f") + bytes(8) + b"\x40" + bytes(7),
-        (": an ArrayRecord file", "ArrayRecordDataSource, which loaders.DatasetSource takes"),
-    ),
-    ("idx", b"\x00\x00\x08\x03" + b"\x00\x00\x00\x1c" * 3, ": an idx array, as of MNIST"),
 ]
 """How files begin that are no shards and that no library here writes."""
 
@@ -101,7 +95,6 @@ def foreign() -> Iterator[Damage]:
         words = f": a {kind} image", "loose images are indexed as they are: give the folder"
         yield Damage(kind, file.getvalue(), 0, words)
     yield Damage("Parquet", b"PAR1" + bytes(600), 0, ": a Parquet file")
-    yield Damage("HDF5", b"\x89HDF\r\n\x1a\n" + bytes(600), 0, ": an HDF5 file")
     for what, head, words in OTHERS:
         yield Damage(what, head + bytes(600), 0, words)
     for text in ("d-00000.tar\nd-00001.tar é\n", "x{}".format("é" * 300)):

@@ -136,7 +136,6 @@ REFUSED: Refused = [
         (of("tar/d-000000.tar", again), ValueError, r"named twice \(1: .*0\.tar and .*\.tar\)$")
         for again in ("tar/*.tar", "tar/../tar/d-000000.tar", "link.tar", "linked/d-000000.tar")
     ),
-    (of("a.tar.gz"), DataCorruptionError, "compressed shards.*twinfeed pack"),
     (of("tar/gone.tar"), FileNotFoundError, r"gone\.tar"),
     *((of(*caught), LoaderError, FOREIGN) for caught in (["old*"], ["old.index", TAR], ["[t]ar"])),
     (lambda _: build_index("memory://none/", "x.index"), LoaderError, FOREIGN),
