@@ -24,14 +24,9 @@ _CACHE_ITEMS = 1 << 16  # of a cache of decoded lists
 class FieldBuffer:
     """The location of a field in each record of a record batch, and its values if numeric.
 
-    - `rows` has three integers for each record, one after another: the byte offset of the field (or
-      the number of its file, if the field is a whole file), its length, and the CRC-32C of its
-      bytes. A record without the field has `MISSING_ROW`.
-    - `values` has the numbers of each record, as long as the field can be a column: every record
-      has `column_width` numbers. `num_decoded` counts the records with values, over all batches.
-    - `max_offset` and `max_length` are over all batches.
-    - `kind` is that of `Range`, and `first_record` the first record with the field, for errors.
-      With `is_list` (`lists=` of the build), the field is never a column.
+    `rows` has three integers for each record: the byte offset of the field (or the number of its
+    file), its length, and its CRC-32C. `values` has the numbers of each record, as long as every
+    record has `column_width` of them. Maxima and `num_decoded` are over all batches.
     """
 
     def __init__(self, kind: str, first_record: int, *, is_list: bool) -> None:

@@ -1,9 +1,6 @@
-"""Merge the parts of all shards into one index: first their totals, then their arrays.
+"""Merge the parts of all shards into one index: first their totals, then their arrays, by batches.
 
-Arrays are read and written a record batch at a time.
-
-Memory grows with the number of shards, fields and classes, not with the number of records. Only the
-keys are loaded as a whole, if labels come from a table.
+Memory grows with the number of shards, fields and classes, not with the number of records.
 """
 
 from __future__ import annotations
@@ -53,15 +50,9 @@ def write_index(
 class _ColumnWriter:
     """Write the rows of a field, or the values of a column, and compute a digest of the content.
 
-    A row has the location, length and CRC of a field in a record. The digest is the same for equal
-    records in another container, where they lie at other offsets. `digest_input` says what it is
-    computed from:
-
-    - "crc32c": the CRC of the field in each record, as int64, and -1 where the field is missing;
-    - "<i8", "<f8": the values of a column, as int64 or float64;
-    - None: there is no digest, since containers encode a field of lists differently.
-
-    `num_missing` counts the records that lack the field.
+    The digest is the same for equal records in another container. `digest_input` says what it is
+    of: "crc32c", the CRC of each field; "<i8" or "<f8", the values; or None, since containers
+    encode lists differently.
     """
 
     def __init__(self, file: ArrayFile, digest_input: str | None) -> None:
@@ -105,11 +96,8 @@ class _StringWriter:
 class _IndexMerger:
     """Write the merged arrays of an index, part by part.
 
-    A field with equally many numbers in each record is a column: its values are written to the
-    index. For any other field, an array of rows says where the field lies in each record.
-
-    `stats.vocabulary` has all label names. `class_indices` has the class index of each of them, and
-    `class_names` the name of each class.
+    A field with equally many numbers in each record is a column of values. For any other field, an
+    array of rows says where the field lies in each record.
     """
 
     def __init__(self, store: IndexWriter, stats: IndexStats, classes: Classes) -> None:

@@ -25,14 +25,9 @@ from twinfeed.loaders.support.array_types import Array
 class IndexStats:
     """Totals over all parts; the parts themselves stay on disk.
 
-    - `part_files`, `shard_paths`, `shard_sizes` (bytes), `shard_lengths` (records), `headers_crcs`,
-      `etags` and `sha256s` (32 bytes each) have an item for each shard, in order.
-    - `num_excluded` counts all records that are left out, and `num_incomplete_shards` the shards
-      that are indexed only up to a bad record.
-    - `fields` has the largest offset and length of each field, for the integer types of its rows,
-      `first_shards` the first shard with each of its kinds, for an error, and `widths` the number
-      of shards by the number of values that every record has, or 0 if records differ.
-    - `string_sizes` has the number of keys and of paths of loose files, with their bytes.
+    - `fields` has the largest offset and length of each field, `first_shards` the first shard with
+      each of its kinds, and `widths` the number of shards by the values of each record (0: they
+      differ).
     - `vocabulary` has the label names of all shards, and `first_labels` says where the first
       integer label and the first label name are.
     """

@@ -1,10 +1,4 @@
-"""Parts: a part is a file with the arrays and statistics of one shard, before the merge.
-
-A part is a zip. It has a file `NUMBER/NAME.npy` for each array of each record batch (consecutive
-records of the shard), and last the statistics of the shard as JSON. At most one record batch is
-in memory. A zip has a CRC of each file, and its directory at the end, so damage and truncation
-are found.
-"""
+"""Parts: a part is a zip with the arrays of a shard, by record batch, and statistics as JSON."""
 
 from __future__ import annotations
 
@@ -27,11 +21,9 @@ _STATS_FILE = "facts.json"
 class RecordBatch(NamedTuple):
     """Consecutive records of a shard: how many they are, and their arrays by name.
 
-    - `rows-N`: the location of field N in each record, see `row_type`; `values-N`: its values.
-    - `keys-text` and `keys-ends`, `files-text` and `files-ends`: the keys and the paths of loose
-      files, see `StringColumn`.
-    - `labels`: the integer labels, or `names`: of each label name its index in
-      `ShardPart.label_names`.
+    These are `rows-N`, the location of field N (see `row_type`), and `values-N`; the
+    `StringColumn`s `keys` and `files`; and `labels`, integers, or `names`, indices into
+    `ShardPart.label_names`.
     """
 
     num_records: int
@@ -39,12 +31,7 @@ class RecordBatch(NamedTuple):
 
 
 class FieldStats(NamedTuple):
-    """Statistics of a field over the records of a shard, which decide how an index stores it.
-
-    `kind` is that of `Range`, such as "bytes". `max_offset` and `max_length` are the largest byte
-    offset and length of the field. `column_width` is the number of values that every record has,
-    or 0 if the field cannot be a column.
-    """
+    """Statistics of a field over a shard; `column_width` is 0 if the field cannot be a column."""
 
     kind: str
     max_offset: int = 0
@@ -56,19 +43,14 @@ class FieldStats(NamedTuple):
 class ShardPart:
     """The statistics of one shard; its arrays stay in the file of the part.
 
-    - `bytes` is the size of the shard, `sha256` its digest in hex ("" if not asked for), `etag` its
-      ETag in an object store, and `headers_crc` a checksum of the headers of all its records.
-    - `num_excluded`, `num_skipped`: how many records are left out because of `exclude=`, and
-      because a field, the label or the key is missing.
-    - `is_incomplete`: whether the shard is unreadable from a bad record on, which is left out with
-      all records after it.
+    - `num_excluded`, `num_skipped`: the records left out by `exclude=`, and for something that is
+      missing.
+    - `is_incomplete`: whether all records from a bad one on are left out.
     - `mixed_features` are the bytes features with one value in some records, several in others.
     - `block_arrays` has for each record batch its number of records, and the names of its arrays.
-    - `string_sizes` has for "keys", and for "files" (the paths of loose files), the number of
-      strings and of their bytes.
-    - `first_labels` says for errors where the first label of each kind, "integers" or "names", is.
-    - `label_names` are the different label names. The record batches have indices into this list.
-      None means a record without a label.
+    - `string_sizes` has for "keys", and for "files", the number of strings and of their bytes.
+    - `first_labels` says where the first label of each kind, "integers" or "names", is.
+    - `label_names` are the label names, of which the batches have indices; None is a missing label.
     """
 
     options: IndexOptions

@@ -127,13 +127,9 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
 class ShardScanner:
     """Write the records of a shard to the record batches of its part.
 
-    Records are added to a batch in memory (`keys`, `files`, `labels`, and a `FieldBuffer` for each
-    field), which is written when it has about `BATCH_FIELDS` fields.
-
-    - `wanted_fields`: each field's name in the index, and the names that it may have in a record.
-      By default all fields are indexed, except those in `key_and_label_names`.
-    - `files`: the paths of the files of all records, if the records are loose files.
-    - `vocabulary`: the different label names so far.
+    Records are added to a batch in memory, which is written when it has about `BATCH_FIELDS`
+    fields. `wanted_fields` has each field's name in the index, and the names that it may have in a
+    record.
     """
 
     def __init__(

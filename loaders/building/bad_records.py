@@ -107,11 +107,7 @@ def _parse_line(line: str, where: str) -> BadRecord:
 def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     """Return the jobs of `source`, each with the numbers of the records that it must skip.
 
-    A job is the scan of one shard, or of a group of loose files. A bad record with `rest` covers
-    all later records of its shard too, since the rest of the shard is unreadable.
-
-    Raises:
-        ValueError: `exclude` names a shard that the source does not have.
+    A bad record with `rest` covers all later records of its shard. ValueError for an unknown shard.
     """
     items = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
     by_shard = defaultdict[str, list[BadRecord]](list)

@@ -72,21 +72,15 @@ def assign_classes(
 ) -> tuple[Int64s, list[str]]:
     """Return the class index of each text that is a label (int64[n]), and the names of the classes.
 
-    This is the one rule for labels that are text, whatever they were read from. A text of None
-    means a record without a label, which gets the default label `background`. Then the first of
-    these cases that applies decides:
+    A text of None gets the default label `background`. The first of these cases that applies
+    decides:
 
     1. `classes` is "names": the class index of a text is its index in the sorted texts.
     2. `classes` lists all texts: the class index is the index in `classes`.
-    3. All texts are integers, and `classes` lists none of them: they are the class indices, and
-       `classes` are returned as the names of the classes.
+    3. All texts are integers, and `classes` lists none of them: they are the class indices.
     4. `classes` is None, and no text is an integer: as 1.
 
-    Anything else is an error. For example, ["dog", "cat", None] with the background "none" is case
-    4, and gives [1, 0, 2] and ["cat", "dog", "none"]. `where` says for a text which record has it.
-
-    Raises:
-        ValueError: a text is not in `classes`; or some texts are integers, and others are not.
+    Anything else is an error; `where` says for a text which record has it.
     """
     filled = [str(background) if text is None else text for text in texts]
     integers = {text: _as_integer(text) for text in filled}
@@ -168,17 +162,10 @@ def _check_spellings(texts: Iterable[str], first_record: Callable[[str], str]) -
 
 
 def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str], /) -> str:
-    """Write the record ids sorted by class, and the start and size of each class; see `ClassOrder`.
+    """Write the record ids sorted by class, and each class's start and size; see `ClassOrder`.
 
-    `labels` has the label of each record, int64[records]. Its digest is returned. For [7, 5, 7],
-    the array classorder-records is [1, 0, 2], sorted by label. The classes are listed by size, the
-    largest first: classorder-starts is [1, 0], and classorder-sizes [2, 1].
-
-    About `SORTED_AT_ONCE` records are sorted at a time: those of a few classes with consecutive
-    labels. So the memory does not grow with the number of records.
-
-    Raises:
-        ValueError: there are names of `classes`, and a label is not an index of them.
+    About `SORTED_AT_ONCE` records are sorted at a time, to bound memory. The digest of `labels`
+    (int64[records]) is returned.
     """
     # the distinct labels, sorted; how many records have each; and the first record that has it
     values, sizes, first_records = _count_classes(labels)

@@ -36,13 +36,8 @@ class BuildPlan:
     def of(
         cls, source: ShardSource, label: LabelSource | None, fields: Fields | None, reading: Reading
     ) -> BuildPlan:
-        """Return the plan for indexing the shards of `source`.
-
-        Args:
-            source: the shards, or the loose files.
-            label: where the label of each record is: in a field, its folder, a table, …; or None.
-            fields: the fields to index, or None for all.
-            reading: the other options of the user, such as what to do with records without a label.
+        """Return the plan for indexing the shards of `source`, with options as an index stores
+        them.
         """
         if label is None and any(entry.label for job in source.jobs for entry in job.entries):
             label = FromFolder()  # images in folders that are named after classes
@@ -63,16 +58,10 @@ class BuildPlan:
     def scan(
         self, job: Job, path: str, on_bad: OnBad
     ) -> Iterator[Record] | Iterator[Record | RecordChunk]:
-        """Yield the records of a job, a task of the build: to scan one shard, or some loose files.
+        """Yield the records of a job, or chunks of consecutive records of the same fields.
 
-        Args:
-            job: the shard, or the loose files.
-            path: the shard as a local file, which may be a temporary copy. Not used for loose
-                files, whose paths are relative to the root of the plan.
-            on_bad: called with the error of each bad record, after which the scan continues.
-
-        Yields:
-            A record; or, where that is faster, a chunk of consecutive records of the same fields.
+        `path` is the shard as a local file. `on_bad` is called with the error of each bad record,
+        and the scan continues.
         """
         options, limit = self.options, self.options.max_record_bytes
         if job.entries:  # loose files: each entry has the files of one record

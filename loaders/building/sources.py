@@ -117,13 +117,8 @@ def _files_source(root: str, entries: Sequence[Entry]) -> ShardSource:
 
 @contextmanager
 def local_copy(path: Root) -> Iterator[tuple[str, str | None]]:
-    """Yield the path of a local file with the bytes of `path`, and the ETag of a remote object.
-
-    A local file is yielded itself, and without an ETag. A remote object is downloaded to a
-    temporary file, which is deleted at the end of the `with` block.
-
-    Raises:
-        LoaderError: the object has more than `LIMITS.download_bytes`.
+    """Yield a local file with the bytes of `path`, if need be a temporary copy, and an object's
+    ETag.
     """
     if isinstance(path, str):
         yield path, None

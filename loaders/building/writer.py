@@ -114,12 +114,9 @@ class IndexWriter:
     def finish(self, content: Json, options: Json, /) -> None:
         """Write a manifest with `content` and `options`, and publish the index.
 
-        1. Move the new arrays to a folder in the index, which the manifest names.
-        2. Replace the manifest: from now on, readers open the new arrays.
-        3. Delete the arrays that the old manifest names.
-
-        A process that is killed before step 2 leaves the old index, and after it the new one. The
-        arrays of the other index may be left, in a folder that nobody reads.
+        The new arrays get a folder of their own. Then the manifest is replaced: from now on,
+        readers open the new arrays. At last the arrays that the old manifest names are deleted. A
+        kill leaves the old index or the new one, and perhaps a folder that nobody reads.
         """
         # `arrays` has a description of each array: its shape, dtype and SHA-256.
         arrays = self._finished | {name: file.finish() for name, file in self.open_arrays.items()}

@@ -29,8 +29,8 @@ class _LayoutDiffersError(Exception):
 def chunk_features(data: bytes, starts: Int64s, stops: Int64s, /) -> dict[str, FieldRanges] | None:
     """Return the byte ranges of each feature, by its name, in many serialized Examples at once.
 
-    Message i is `data[starts[i]:stops[i]]`. The ranges are those that `example.locate` finds in a
-    single message. None if a message is malformed, or has another layout than
+    Message i is `data[starts[i]:stops[i]]`. None if a message is malformed, or has another layout
+    than
 
         Features:                        tag 1, length, payload up to the end of the message
             entry, for each feature:     tag 1, length,
@@ -38,8 +38,6 @@ def chunk_features(data: bytes, starts: Int64s, stops: Int64s, /) -> dict[str, F
                 Feature                      tag 2, length, up to the end of the entry
                     list                         tag of its kind, length, up to the end of the entry
                         value or packed numbers      tag 1, length, up to the end of the entry
-
-    All messages are read in parallel: an array of positions has a position for each message.
     """
     array = np.frombuffer(data, np.uint8)
     features: dict[str, FieldRanges] = {}
@@ -71,15 +69,7 @@ def chunk_features(data: bytes, starts: Int64s, stops: Int64s, /) -> dict[str, F
 
 
 def _payload_ranges(array: Bytes, positions: Int64s, tag: int) -> tuple[Int64s, Int64s]:
-    """Return the starts and the ends of the payloads of protobuf fields, one in each message.
-
-    `positions` says where the fields begin in `array`. A field is the byte `tag`, the length of the
-    payload as a varint, and the payload. In a varint, each byte has seven bits of the number, and
-    its high bit is 1 if another byte follows: `ac 02` is 0x2c + (2 << 7) = 300.
-
-    Raises:
-        _LayoutDiffersError: a field has another tag. The caller parses each message on its own.
-    """
+    """Read a tag and a length at each position, and return the (starts, stops) of the payloads."""
     if (array[positions] != tag).any():
         raise _LayoutDiffersError
     positions = positions + 1
@@ -96,13 +86,8 @@ def _payload_ranges(array: Bytes, positions: Int64s, tag: int) -> tuple[Int64s, 
 
 
 def _payload_starts(array: Bytes, positions: Int64s, tag: int, ends: Int64s) -> Int64s:
-    """Return the starts of the payloads of protobuf fields that must end at `ends`.
-
-    `positions` says where the field begins in each of many messages, which are parsed at once. A
-    field is the byte `tag`, the length of the payload, and the payload.
-
-    Raises:
-        _LayoutDiffersError: a field ends elsewhere. The caller parses each message on its own.
+    """Return the starts of the payloads of the fields with this tag at `positions`, which end at
+    `ends`.
     """
     starts, payload_ends = _payload_ranges(array, positions, tag)
     if (payload_ends != ends).any():
@@ -111,13 +96,8 @@ def _payload_starts(array: Bytes, positions: Int64s, tag: int, ends: Int64s) -> 
 
 
 def _read_name(array: Bytes, positions: Int64s) -> tuple[str, Int64s]:
-    """Return the name of the feature at `positions`, and the position after it in each message.
-
-    All messages must have the same name. It is stored as the tag 0x0a (`TAG_1`), its length as a
-    single byte, and its characters: `0a 03 63 61 74` is "cat".
-
-    Raises:
-        _LayoutDiffersError: the names differ. The caller parses each message on its own.
+    """Return the name of the feature at each position, which is the same in all messages, and its
+    end.
     """
     length = int(array[positions[0] + 1])
     size = 2 + length  # with the tag and the length

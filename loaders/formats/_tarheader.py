@@ -63,13 +63,8 @@ class HeaderReader:
         self.position = 0
 
     def members(self) -> Iterator[Member]:
-        """Yield every member, links and directories too.
-
-        Emits a ShardWarning if the zero blocks at the end of the archive are missing.
-
-        Raises:
-            DataCorruptionError: a header is broken.
-            TruncatedShardError: the archive ends within a member.
+        """Yield every member, links and directories too; warn if the zero blocks at the end are
+        missing.
         """
         while (member := self.next_member()) is not None:
             self.position = member.end
@@ -95,15 +90,7 @@ class HeaderReader:
         return None
 
     def _read_block(self) -> bytes | None:
-        """Return the header block at `position`, with its checksum verified; None at the end.
-
-        The end of the archive is a block of zeros. If it is missing, because the file ends here,
-        None is returned too, and `_check_end` warns.
-
-        Raises:
-            DataCorruptionError: the file ends within the header, the checksum is wrong, or the file
-                is of another format, which the error names.
-        """
+        """Return the header block at `position`, with its checksum verified; None at the end."""
         self.file.seek(self.position)
         block = self.file.read(BLOCK)
         if not block.strip(b"\x00"):  # only zeros, or no bytes at all
@@ -182,10 +169,8 @@ class HeaderReader:
     ) -> Member:
         """Return the member whose headers begin at offset `start` of the archive.
 
-        `extended` has the bytes of the extended headers, and `plain` the block of the plain header,
-        in which the size of the data is `size`. `headers` has the contents of the extended headers
-        by kind: "x" is a PAX header, "L" a long name and "K" a long link target of GNU tar. They
-        take precedence over the plain header.
+        `plain` is its header block, `size` the size in it, and `headers` the extended ones, which
+        come first.
         """
         # The fields of a plain header, by offset: name 0, type flag 156, link target 157, magic
         # 257, and 345 the first part of a name that is longer than 100 bytes.

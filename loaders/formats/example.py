@@ -1,14 +1,7 @@
 """`tf.train.Example` without TensorFlow: find features, parse values, and encode.
 
-The parser is bounded and does not recurse. The parser accepts what proto3 accepts:
-
-- fields in any order, and unknown fields, which are ignored;
-- packed and unpacked lists;
-- messages that are stored as several messages, which are merged; only two lists of one feature,
-  whose values would have to be joined, are an error;
-- two features of one name, of which the last counts.
-
-The values are those of `tensorflow.train.Example`.
+The parser is bounded, does not recurse, and accepts what proto3 accepts; only two lists of one
+feature, whose values would have to be joined, are an error.
 """
 
 from __future__ import annotations
@@ -57,15 +50,11 @@ _TEXT = (bytes, bytearray, memoryview, str)
 
 
 def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
-    """Map the name of each feature of a serialized Example to its byte range.
+    """Map the name of each feature of a serialized Example to its byte range, beyond `base`.
 
-    `base` is the offset of `data` in its file, and is added to the offsets. A bytes feature with
-    one value has the kind "bytes", and the range of this value. Any other feature has the kind
-    "bytes_list", "int64_list" or "float_list", and the range of the message with all its values. A
-    feature without such a list is skipped: TensorFlow's parsers count it as missing.
-
-    Raises:
-        DataCorruptionError: the message is malformed.
+    A bytes feature of one value has the kind "bytes", any other that of its list message. A feature
+    without a list is skipped, which TensorFlow counts as missing. DataCorruptionError if it is
+    malformed.
     """
     try:
         ranges = _list_ranges(data)
@@ -77,14 +66,10 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
 
 
 def parse_sequence(data: bytes, /) -> tuple[dict[str, Values], dict[str, list[Values]]]:
-    """Parse a `tf.train.SequenceExample` into its context and its feature lists.
+    """Parse a `tf.train.SequenceExample` into its context and its feature lists, of values by step.
 
-    The context has the values of each feature: a list of bytes, int64[n] or float32[n]. A feature
-    without a list is skipped. A feature list has the values of each step. An Example is parsed as a
-    context without feature lists.
-
-    Raises:
-        DataCorruptionError: the message is malformed.
+    A feature without a list is skipped. An Example is a context without feature lists.
+    DataCorruptionError if the message is malformed.
     """
     try:
         context: Mapping[str, ListRange | None] | None = canonical_ranges(data)

@@ -42,15 +42,10 @@ The bytes [start, stop) are the content of a BytesList, FloatList or Int64List m
 
 
 def canonical_ranges(data: bytes, /) -> dict[str, ListRange] | None:
-    """Map the name of each feature of an Example to where its list of values is; None if the layout
-    is unusual.
+    """Map the name of each feature of an Example to its `ListRange`; None if the layout is unusual.
 
-    A range is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop) of a
-    BytesList, FloatList or Int64List message.
-
-    The canonical layout, which all usual writers produce, is `Features`, in which each map entry is
-    a short key and a `Feature` of one list, and each message fills the message around it. Nearly
-    all lengths are one byte; if the byte is above 127, the length is read as a varint.
+    All usual writers produce `Features` in which each map entry is a short key and a `Feature` of
+    one list, and each message fills the message around it.
     """
     ranges: dict[str, ListRange] = {}
     size = len(data)
@@ -89,14 +84,10 @@ def canonical_ranges(data: bytes, /) -> dict[str, ListRange] | None:
 
 
 def list_values(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Check and yield the byte range (start, stop) of each value in a list.
+    """Check and yield the byte range (start, stop) of each value in a list of this kind,
+    data[start:stop].
 
-    The list is `data[start:stop]`, the content of a BytesList, FloatList or Int64List message; its
-    kind is "bytes_list", "float_list" or "int64_list". Numbers that are packed together are yielded
-    as one value.
-
-    Raises:
-        WireError: the list is malformed. It is raised when the iterator reaches the bad value.
+    Packed numbers are yielded as one value. A malformed list raises WireError.
     """
     wire_types = WIRE_TYPES[kind]
     has_values = False
@@ -129,14 +120,11 @@ def check_numbers(kind: str, data: bytes, wire_type: int, start: int, stop: int)
 
 
 def any_layout_ranges(data: bytes, /, *, sequence: bool = False) -> dict[str, ListRange | None]:
-    """Map the name of each feature of an Example to where its list of values is.
+    """Map the name of each feature of an Example, of any layout that proto3 allows, to its
+    `ListRange`.
 
-    A range is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop) of a
-    BytesList, FloatList or Int64List message. It is None for an empty Feature, without a list.
-
-    This parses any layout that proto3 allows. `canonical_ranges` is faster, and parses only the
-    usual layout. With `sequence`, `data` is a SequenceExample, which has the features of
-    its context, beside its feature lists.
+    It is None for an empty Feature. With `sequence`, `data` is a SequenceExample, and the features
+    are those of its context.
     """
     ranges: dict[str, ListRange | None] = {}
     for name, feature_ranges in _map_entries(data, _FEATURES, sequence=sequence):
@@ -172,15 +160,11 @@ def feature_list_ranges(data: bytes, /) -> dict[str, list[ListRange | None]]:
 
 
 def check_is_example(data: bytes, *features: Mapping[str, object]) -> None:
-    """Raise WireError if `data` can be parsed, but is probably not a tf.train.Example.
+    """Raise WireError if `data` was parsed without an error, but is probably not a
+    tf.train.Example.
 
-    The parser skips unknown fields, so it may accept bytes of another kind. But then it finds no
-    feature, or names with control characters.
-
-    Args:
-        data: the bytes that were parsed.
-        features: mappings from the names of the features that the parser found: one for an
-            Example; for a SequenceExample one of its context, and one of its feature lists.
+    Its `features` (of a SequenceExample also its feature lists) are none, or have control
+    characters in their names.
     """
     # An Example without features is valid if it is b"", or a sequence of empty fields 1 and 2: the
     # tag 0x0a or 0x12, and the length 0.
@@ -196,11 +180,8 @@ def _map_entries(
 ) -> Iterator[tuple[str, list[ByteRange]]]:
     """Yield the name of each entry of a protobuf map, and the byte ranges of the entry's values.
 
-    The map is in field `map_field` of the message `data`. A range is (start, stop). An entry should
-    have one value, but proto3 allows none or several, which are merged.
-
-    Raises:
-        WireError: the map is malformed, or `data` is a SequenceExample without `sequence`.
+    The map is in field `map_field`. proto3 allows no or several values of an entry, which are
+    merged.
     """
     whole = [(0, len(data))]
     # Only a SequenceExample has the field of feature lists. If it is found in an Example, the loop
@@ -241,12 +222,8 @@ def _list_range(
 ) -> ListRange | None:
     """Return where the list of values in the Feature data[start:stop] is; None if it is empty.
 
-    The result is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop)
-    of a BytesList, FloatList or Int64List message.
-
-    A Feature may be stored as several messages, which proto3 merges. `merge_with` is the list of
-    the messages before this one: it is returned if this message has no list. Two lists, whose
-    values would have to be joined, are an error.
+    proto3 merges a Feature that is stored as several messages: `merge_with` is the list of those
+    before.
     """
     list_range = merge_with
     for number, wire_type, list_start, list_stop in fields(data, start, stop):

@@ -34,16 +34,11 @@ def scan(
     max_record_bytes: int = LIMITS.record_bytes,
     on_bad: OnBad = raise_error,
 ) -> Iterator[Record]:
-    """Yield the record of each entry, with the bytes of its files.
+    """Yield the record of each entry, with the bytes of its files; one record is in memory at a
+    time.
 
-    The record's `header`, from which a checksum is computed, has the paths and sizes of the files.
-    `on_bad` is called with the error of a record that is too long, and the scan continues. One
-    record is in memory at a time.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        UnsafeContentError: a path leads outside `root`, directly or through a link.
-        DataCorruptionError: a record is longer than `max_record_bytes`.
+    The record's `header` has the paths and sizes of the files. `on_bad` is called with the error of
+    a record that is too long, and the scan continues.
     """
     resolver = PathResolver(root)
     for number, entry in enumerate(entries):

@@ -1,11 +1,7 @@
 """`Record`: what a scan of a container yields, with the byte range of each field.
 
-The bytes of a `Record` include its framing, so the records of a TFRecord shard are contiguous. A
-record of a tar extends from the first header of the sample to the padded end of its last member. A
-`Range` lies inside a record: a reader fetches only the ranges of the fields that it needs.
-
-The `number` of a record is its index among all records of its shard, with the bad records. So it
-does not depend on whether a scan continues after a bad record.
+The `number` of a record is its index among all records of its shard, with the bad ones, so it does
+not depend on whether a scan continues after these.
 """
 
 from __future__ import annotations
@@ -40,15 +36,11 @@ CHUNK_BYTES = 1 << 22
 
 
 class Range(NamedTuple):
-    """A field of a record: the bytes `[offset, offset + length)` of its file.
+    """A field of a record: the bytes `[offset, offset + length)`, which are `data`, of its file.
 
-    - `kind` says how the range is read. "bytes" is the value itself. "bytes_list", "int64_list" and
-      "float_list" are the list message of an Example's feature, for `example.decode_list`.
-    - `data` has these bytes.
-    - `file_number` is the index of the file among the record's loose files, and 0 in a shard.
-    - `prefix_length` is not 0 for a bytes feature of one value. It is the size of the tag and the
-      length before the value: `[offset - prefix_length, offset + length)` is the list message, to
-      be read as "bytes_list".
+    `kind` is "bytes", or that of a list message of an Example. `file_number` is the index among the
+    loose files of the record. To be read as a "bytes_list", a bytes feature of one value begins
+    `prefix_length` bytes before.
     """
 
     kind: str
@@ -62,11 +54,8 @@ class Range(NamedTuple):
 class Record(NamedTuple):
     """A record of a shard, or of loose files.
 
-    - `offset` and `length` are the range of bytes in the shard, with the framing of the container.
-    - `header` has the bytes of the record that the index's checksum of the shard is computed from.
-      In a tar it also has the CRC of each member, since the archive itself holds no CRC.
-    - `number` is the record's index in its shard, with bad records counted.
-    - `paths` are those of the record's loose files; `label` came with the listing of these files.
+    `header` has the bytes that the checksum of the shard is computed from. `number` counts the bad
+    records too. `label` came with the listing of the loose files in `paths`.
     """
 
     offset: int
@@ -110,13 +99,7 @@ class RecordChunk(NamedTuple):
     fields: dict[str, FieldRanges]
 
     def record(self, i: int) -> Record:
-        """Return record `i` of the chunk as a `Record`, with offsets in the shard.
-
-        Each field becomes a `Range`. For example, the value b"cat" is stored in an Example as
-        `0a 03 63 61 74`. The range is the last three bytes, the value. Its `prefix_length` is 2,
-        for the tag 0a and the length 03: with this prefix, the value can also be read as a list of
-        one value.
-        """
+        """Return record `i` of the chunk as a `Record`, with offsets in the shard."""
         fields = {}
         for name, (kind, starts, stops, prefix_lengths) in self.fields.items():
             start, stop, prefix_length = int(starts[i]), int(stops[i]), int(prefix_lengths[i])

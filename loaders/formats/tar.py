@@ -57,23 +57,12 @@ def scan(
     join: bool = False,
     on_bad: OnBad = raise_error,
 ) -> Iterator[Record]:
-    """Yield every sample of a tar shard in one sequential pass.
+    """Yield every sample of a tar shard in one sequential pass, with one sample and all keys in
+    memory.
 
-    Usually a sample is a run of consecutive members with one key. With `join`, all members with
-    one key are a sample, even if other members are between them; it is yielded after its last
-    member. The headers are then read twice. One sample and all keys are in memory, and with `join`
-    also the samples that are not yet complete.
-
+    A sample is a run of consecutive members with one key; with `join`, all members with one key.
     `on_bad` is called with the error of a bad sample, and the scan continues. A broken header
-    always raises an error, which has the number of the first sample that cannot be read.
-
-    Emits a ShardWarning if the zero blocks at the end of the archive are missing.
-
-    Raises:
-        DataCorruptionError: a header is broken, a name has forbidden characters, a sample has a
-            field twice, a key occurs again after other keys, a member is a link, no file has an
-            extension, or bytes follow the end of the archive.
-        TruncatedShardError: the archive ends within a member.
+    always raises an error.
     """
     path = os.fspath(path)
     number = 0  # the index of the next sample

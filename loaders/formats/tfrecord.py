@@ -59,19 +59,11 @@ def scan(
     max_record_bytes: int = LIMITS.record_bytes,
     on_bad: OnBad = raise_error,
 ) -> Iterator[Record]:
-    """Yield every record of a TFRecord shard in one sequential pass.
+    """Yield every record of a TFRecord shard in one sequential pass, a chunk of records in memory.
 
-    - Only one chunk of records is in memory at a time, or a single record that is longer.
-    - With `example`, the fields are the features of a tf.train.Example. Otherwise the only field is
-      "data", the record's bytes.
-    - A record longer than `max_record_bytes` is an error before it is read.
-    - `on_bad` is called with the error of a record whose data are bad, and the scan continues. A
-      bad length always raises an error, since the next record cannot be found.
-
-    Raises:
-        DataCorruptionError: a checksum does not match, a record is too long, or its data are not a
-            tf.train.Example.
-        TruncatedShardError: the shard ends within a record.
+    With `example`, the fields are the features of a tf.train.Example, and else "data", the record's
+    bytes. `on_bad` is called with the error of a record whose data are bad, and the scan continues.
+    A bad length always raises an error, since the next record cannot be found.
     """
     chunks = scan_chunks(path, example=example, max_record_bytes=max_record_bytes, on_bad=on_bad)
     return one_by_one(chunks)
@@ -146,12 +138,8 @@ def _parse_each(chunk: RecordChunk, path: str, example: bool, on_bad: OnBad) -> 
 def _read_frames(file: BinaryIO, path: str, max_record_bytes: int) -> Iterator[RecordChunk]:
     """Yield chunks of complete records, whose lengths are checked, and whose fields are not parsed.
 
-    The `headers` of a chunk have the header and the footer of each record, from which the checksum
-    of the shard is computed. The footer is the checksum of the data, so any change is noticed.
-
-    Raises:
-        DataCorruptionError: a length has a wrong checksum, or a record is too long.
-        TruncatedShardError: the file ends within a record.
+    The `headers` of a chunk have the header and the footer of each record, for the shard's
+    checksum.
     """
     size = os.fstat(file.fileno()).st_size
     offset, number, num_bytes = 0, 0, CHUNK_BYTES

@@ -43,14 +43,9 @@ SHARD_BYTES = 200_000_000
 class PackedSplit:
     """The samples of a split to write to `folder`, and statistics of those that were written.
 
-    - `samples` has each sample with its number in the source, for errors.
-    - `shard_stops` says after how many records of the split a shard ends: {3, 6, 10}.
-    - `num_samples` is the number of all samples, if it is known, and `num_records` the number of
-      those that were written.
-    - `num_keys` and `field_counts` say how many of these have a key, and each field.
-    - `class_names` has the labels that are text, with the number of the first record of each.
-    - `member_suffixes` has for each field the suffixes of its members in a tar, such as "jpg" and
-      "png", as the keys of a dict, which keeps their order.
+    `samples` has each sample with its number in the source. `shard_stops` says after how many
+    records of the split a shard ends: {3, 6, 10}. `member_suffixes` has the suffixes of each
+    field's members in a tar, as the keys of a dict, which keeps their order.
     """
 
     folder: Path

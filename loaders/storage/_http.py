@@ -148,13 +148,8 @@ class HttpStore(Store):
     def _check_range(
         self, path: str, response: Response, start: int, stop: int
     ) -> tuple[int, ObjectInfo]:
-        """Check that a response has the requested range [start, stop), up to the end of the file.
-
-        Returns:
-            The length of the range in bytes, and the size and ETag of the file.
-
-        Raises:
-            LoaderError: the header Content-Range or Content-Length is wrong or missing.
+        """Return (length of the range, size and ETag of the file) of a response, after a check of
+        its headers.
         """
         header = response.headers.get("Content-Range")  # such as "bytes 0-99/1234"
         match = _CONTENT_RANGE.fullmatch(header or "")
@@ -180,14 +175,7 @@ class HttpStore(Store):
 
     @contextmanager
     def _request_range(self, path: str, range_header: str) -> Iterator[BaseHTTPResponse]:
-        """Request a range of a file, and yield the response, whose body is not read yet.
-
-        `range_header` is the value of the header Range, such as "bytes=0-99". After the `with`
-        block, the connection is released.
-
-        Raises:
-            LoaderError: the response has a status that is an error, or an invalid header.
-        """
+        """Request a range of a file, and yield the response, whose body is not read yet."""
         url = self.url(path)
         with _translated_errors(url), deadline(_retries.NETWORK.request_seconds):
             response = self._follow_redirects(url, {**_HEADERS, "Range": range_header})

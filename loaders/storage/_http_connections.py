@@ -143,12 +143,8 @@ class _SecureConnection(_Connection, HTTPSConnection):
 def connection_pool(url: str, check: Check, /) -> HTTPConnectionPool:
     """Return a pool of connections to the server of a URL, through a proxy if one is set.
 
-    `check` raises an error for an IP address that must not be connected to. Through a proxy, the
-    address of the server is not known, and `check` gets the host of the URL, once. The proxy itself
-    is not checked: it may be in a private network.
-
-    Raises:
-        LoaderError: the URL of the proxy is malformed.
+    `check` raises an error for an IP address that must not be connected to; through a proxy, it
+    gets the host of the URL, once.
     """
     scheme, host = urlsplit(url)[:2]
     for name in ("connection", "connectionpool"):  # their logs contain URLs, which may have secrets
@@ -223,14 +219,8 @@ def network_of(host: str, /) -> str:
 def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """Return the IPv4 address that is embedded in an IPv6 address, or None.
 
-    In four kinds of addresses, the IPv4 address is in the last 32 bits. The 96 bits before them
-    show the kind:
-
-    - one of `_IPV4_PREFIXES`, such as ::ffff in ::ffff:1.2.3.4;
-    - 64:ff9b:1 at the beginning: a local NAT64 (RFC 8215);
-    - 0:5efe or 200:5efe at the end: ISATAP (RFC 5214).
-
-    In addresses of 6to4 and Teredo it is elsewhere: `ipaddress` decodes them.
+    It is in the last 32 bits behind `_IPV4_PREFIXES`, of a local NAT64 (RFC 8215) and of ISATAP
+    (RFC 5214). `ipaddress` decodes 6to4 and Teredo.
     """
     prefix, last = divmod(int(address), 1 << 32)
     is_local_nat64 = prefix >> 48 == 0x64FF9B0001

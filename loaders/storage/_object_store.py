@@ -132,14 +132,10 @@ def _open(root: Location, options: ClientConfig) -> Any:
 
 
 def _check_endpoints(root: Location) -> None:
-    """Check the environment variables that name the server of a store by its URL, the endpoint.
+    """Raise LoaderError for an endpoint in the environment that is no URL, at which obstore panics.
 
-    There may be several, such as AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL. obstore panics if one of
-    them is not a URL, so all are checked for that. It connects to the first one that is set, so
-    only this one must be encrypted (https://).
-
-    Raises:
-        LoaderError: a variable is not a URL, or the first one is http:// without permission.
+    The first one that is set, to which obstore connects, must be https://, or http:// with
+    permission.
     """
     names = [name for name in _ENDPOINT_VARIABLES[OBJECTS[root.scheme]] if name in os.environ]
     for name in names:

@@ -40,18 +40,11 @@ marks its shards as used every `_MARK_SECONDS`. If nothing can be deleted, the c
 class Disk:
     """The entries of a disk cache, as files in a folder that several processes may share.
 
-    An entry has the name f"{shard}/{number}". The modification time of a shard's folder is when a
-    run last used it: each run marks the folders of all its `shards`, also of those that it does not
-    read for a while. A full cache keeps its entries, but for those of shards that no run has used
-    for an hour.
-
-    The file "used" has the total size of all entries. Entries are written, and the total is
-    changed, under a lock of this file. The total grows before an entry is there, and stays when one
-    is deleted, so it may be too high, but never too low. A process that finds the cache full counts
-    again. An entry is written as the file "writing" and renamed: the next process overwrites what a
-    killed process has left there.
-
-    On a file system without locks, several processes may together exceed the limit for a while.
+    The modification time of a shard's folder is when a run last used the shard. The file "used" has
+    the total size of all entries, which is changed under a lock, and grows before an entry is
+    there: it may be too high, but never too low. A process that finds the cache full counts again.
+    An entry is written as the file "writing" and renamed. Without locks, the limit may be exceeded
+    for a while.
     """
 
     def __init__(self, cache: DiskCache, shards: Sequence[str] = (), /) -> None:
@@ -196,15 +189,10 @@ def cache_error(folder: Path, why: str | None, /) -> LoaderError:
 
 
 def make_cache_folder(folder: Path) -> None:
-    """Create the folder of a cache, with access for its owner only.
+    """Create the folder of a cache, with access for its owner only, and a tag, CACHEDIR.TAG.
 
-    An empty folder gets the tag of a cache, in the file CACHEDIR.TAG. Hidden files, such as
-    .DS_Store, do not count. Any other folder must have this tag already, since files of a cache are
-    deleted by their names.
-
-    Raises:
-        LoaderError: the folder has other files, or cannot be written.
-        UnsafeContentError: other users have access to the folder.
+    A folder that has other files, but no tag, is refused, since files of a cache are deleted by
+    their names.
     """
     tag_file = folder / "CACHEDIR.TAG"
     try:

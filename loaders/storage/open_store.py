@@ -40,10 +40,7 @@ def split(location: Location, /) -> tuple[Store, str]:
 def _open(root: Location) -> Store:
     """Open the store of a URL: by HTTP, obstore or fsspec.
 
-    Raises:
-        LoaderError: a package is not installed, or this process was forked from a process that used
-            obstore. The child then has the locks of obstore's threads, but not the threads, and
-            would wait forever.
+    A forked child has the locks of obstore's threads, but not the threads, so it is refused.
     """
     if root.scheme not in (*WEB, *OBJECTS):
         return FsspecStore(root)

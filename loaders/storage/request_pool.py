@@ -71,14 +71,9 @@ class _Queue:
 class RequestPool:
     """A pool of request threads with two priorities: urgent (a batch is waiting) and prefetch.
 
-    A thread makes one request at a time, but for one thread, the sender. It makes all requests that
-    can be sent alone: it sends many ahead, and receives the results in the order in which they
-    were sent. So small requests do not contend for the interpreter lock. As many are sent ahead as
-    the server's delay needs, at most `Network.small_requests`. A request for which no connection is
-    idle goes to another thread, which opens one.
-
-    Idle threads exit, so that they do not delay interpreter shutdown, at which requests that are
-    not in flight are cancelled.
+    A thread makes one request at a time, but for the sender, which sends small requests ahead and
+    receives the results in order, so that they do not contend for the interpreter lock. Idle
+    threads exit. At interpreter shutdown, requests that are not in flight are cancelled.
     """
 
     def __init__(self) -> None:

@@ -28,19 +28,14 @@ _HOUR = 3600.0
 class Network:
     """Network settings. `NETWORK` has the values in force.
 
-    - `requests`: the maximum number of requests in flight, per process.
-    - `small_requests`: the maximum number of small requests in flight besides, per process, on
-      connections that are open already. Small means at most `small_bytes`.
-    - `in_flight`: the maximum number of bytes requested and not yet received, per process.
-    - `buffer_bytes`: the maximum number of bytes prefetched and not yet used, per reader. Blocks in
-      use come on top.
+    - `requests`, `in_flight`: the maximum number of requests and bytes in flight, per process.
+    - `small_requests`: the maximum of small requests (at most `small_bytes`) besides, on open
+      connections.
+    - `buffer_bytes`: the maximum number of bytes prefetched and not yet used, per reader.
     - `part_bytes`: longer ranges are requested in parts of this size.
-    - `retry_seconds`: the retry budget: how long all pauses between the retries of a request may
-      take together. TWINFEED_PATIENCE in the environment overrides this.
-    - `first_pause`, `longest_pause`: the pause between two attempts, in seconds, which doubles at
-      each retry, with jitter: up to half of each pause is subtracted.
-    - `request_seconds`: the timeout of a request for a range.
-    - `connect_seconds`: the timeout of opening a connection.
+    - `retry_seconds`: how long all pauses between the retries of a request may take together.
+    - `first_pause`, `longest_pause`: the pause between two attempts, which doubles at each retry.
+    - `request_seconds`, `connect_seconds`: the timeouts of a range, and of opening a connection.
     """
 
     requests: int = 32
@@ -87,13 +82,8 @@ class RefusedError(LoaderError):
 def with_retries(url: str, requested: str, call: Callable[[], _Result], /) -> _Result:
     """Return `call()`, retried after each `TransientError` with exponential back-off and jitter.
 
-    The pause doubles at each retry. Up to half of it is subtracted at random (jitter), so that
-    clients do not retry at the same time; but it is at least as long as the server asks for by
-    Retry-After. All pauses, before the subtraction, take at most the retry budget, in seconds.
-
-    Raises:
-        LoaderError: the retry budget is spent. The message has the URL, what was `requested`, and
-            the number of attempts.
+    All pauses take at most the retry budget; then a LoaderError has the URL, what was `requested`,
+    and the number of attempts.
     """
     started = time.monotonic()
     budget, pause, attempts = retry_budget(), NETWORK.first_pause, 0

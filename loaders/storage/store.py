@@ -34,12 +34,9 @@ class RangeData(NamedTuple):
 class Store(ABC):
     """The files below `root`. Paths are relative to the root.
 
-    The public methods retry transient failures. They raise FileNotFoundError for a missing file,
-    and LoaderError with the URL, the range and the number of attempts.
-
-    Subclasses implement single attempts, without retries: `_stat`, `_read` (may return fewer bytes
-    at the end of the file) and `_list` (all paths, in any order). They raise `TransientError` to be
-    retried.
+    The public methods retry transient failures. Subclasses implement single attempts: `_stat`,
+    `_read` (fewer bytes at the end of the file) and `_list` (all paths, in any order), and raise
+    `TransientError` to be retried.
     """
 
     sends_info = False

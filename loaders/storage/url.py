@@ -74,13 +74,9 @@ class Location:
     def of(cls, url: str, /, *, from_user: bool = True) -> Location:
         """Parse a URL: check it, and split it into scheme, host (or bucket) and key.
 
-        The scheme, and the host of a web server, become lower case. `from_user` is False for a URL
-        that an index contains. A scheme of fsspec may be a chain of file systems, such as
-        simplecache::https, whose last one is the `protocol`.
-
-        Raises:
-            LoaderError: the URL cannot be parsed, or has credentials.
-            UnsafeContentError: the key is not allowed, for example since it has "..".
+        A scheme of fsspec may be a chain of file systems, such as simplecache::https. LoaderError
+        if the URL cannot be parsed or has credentials; UnsafeContentError for a key that is not
+        allowed.
         """
         match = _URL.fullmatch(url)
         if not match:
@@ -247,17 +243,7 @@ def unquoted(path: str, /) -> str:
 
 
 def _check_no_password(url: str, *, protocol: str, host: str) -> None:
-    """Raise LoaderError for a URL with a password, or with a user name that is not allowed.
-
-    A password is never allowed, as in sftp://user:password@host. A user name before an @ is allowed
-    in URLs that fsspec reads, such as sftp://user@host. It is not allowed in URLs of the web and of
-    object stores, except for abfs://container@account, where it is the container.
-
-    Args:
-        url: the URL.
-        protocol: its scheme, such as "sftp".
-        host: what lies between :// and the next slash, such as "user@host".
-    """
+    """Raise LoaderError for a password, or a user that is not a container of abfss, in a URL."""
     user = host.rpartition("@")[0]
     is_host_and_port = _HOSTS["web"].fullmatch(host)  # such as example.org:443
     if ":" in host and not is_host_and_port:
