@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from math import inf, prod
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, recipe_of
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed.arguments import Batch
-from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of
-from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.reading.side_table import ByRecord
+from twinfeed.loaders.reading.prefetch.schedule import Request
+from twinfeed.loaders.reading.source import FieldReader
 from twinfeed.loaders.support.system import SHARED_MEMORY, file_limit, open_files, shared_memory
 from twinfeed.loaders.torch._copier import each_tensor
 
@@ -54,12 +54,15 @@ def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
         ) from None
 
 
-def check_descriptors(feed: Feed, batches: int, /) -> None:
+def check_descriptors(feed: Feed, reader: FieldReader, batches: int, /) -> None:
     """Raise LoaderError if this process may not open a file descriptor for each shared tensor.
 
     Up to `batches` batches exist at once. torch could wait for ever.
     """
-    tensors = _max_large_tensors(feed)
+    row_bytes: list[int] = []  # of each tensor, by a batch of no samples
+    empty = Batcher(recipe_of(feed), reader=reader)(Request.plain(np.zeros(0, np.int64)))
+    each_tensor(lambda array: row_bytes.append(array.itemsize * prod(array.shape[1:])), empty)
+    tensors = sum(feed.sampler.batch_size * size > MAX_BYTES_BY_VALUE for size in row_bytes)
     limit, needed = file_limit(), tensors * batches + open_files()
     if limit is not None and needed > limit:
         raise LoaderError(
@@ -67,36 +70,6 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
             f"{needed} at once, and this process may have {limit}",
             advice=f"raise `ulimit -n`, {ADVISE_FEWER_BATCHES}",
         )
-
-
-def _max_large_tensors(feed: Feed) -> int:
-    """Return how many tensors of a batch may have more than `MAX_BYTES_BY_VALUE`."""
-    spec, collate = recipe_of(feed).shapes
-    sizes: list[float] = []  # for each tensor, the bytes of a sample
-    for name, field in spec.items():
-        if is_string(field.dtype):  # strings are no tensors
-            continue
-        if None in field.shape or mode_of(collate, name) != "stack":
-            sizes += [inf, inf]  # of any size: its values, and their lengths, offsets or shapes
-        else:
-            shape: tuple[Any, ...] = field.shape
-            sizes.append(prod(shape) * dtype_of(field).itemsize)
-    for table in (*feed.index.columns.values(), *feed.side.values()):
-        rows = table.table if isinstance(table, ByRecord) else table
-        if not isinstance(rows, StringColumn):
-            sizes.append(prod(rows.shape[1:]) * rows.dtype.itemsize)
-    return sum(feed.sampler.batch_size * size > MAX_BYTES_BY_VALUE for size in sizes)
-
-
-def check_semaphores() -> None:
-    """Raise LoaderError if no semaphore can be created, since the queues of workers need them."""
-    try:
-        multiprocessing.Lock()
-    except OSError as error:
-        raise LoaderError(
-            f"workers need semaphores in {SHARED_MEMORY}: {error.strerror}",
-            advice="mount it writable, or decode on threads (num_workers=0)",
-        ) from error
 
 
 def shared_memory_advice() -> str:

@@ -256,7 +256,9 @@ class WorkerBatches(Iterator[Batch]):
                 _unregister(self._iterator)
             batch: Any = next(self._iterator)
         except (RuntimeError, EOFError, OSError) as error:
-            self.raise_if_worker_died(error)
+            # The error of a worker that died may come before the system reports its end.
+            unreported = not str(error).startswith("DataLoader worker (pid")
+            self.check(error, _EXIT_TIMEOUT if unreported else 0)
             raise
         if isinstance(batch, _WorkerError):
             # An error keeps this frame alive, by its traceback, and the frame the workers. So end
@@ -279,14 +281,15 @@ class WorkerBatches(Iterator[Batch]):
         self.end_all_if_one_died()
         self._iterator = self._dataloader = None
 
-    def check(self) -> None:
-        """If a worker died unexpectedly, end all workers, and raise WorkerDiedError."""
+    def check(self, error: Exception | None = None, seconds: float = 0) -> None:
+        """If a worker dies within `seconds`, end all workers, and raise WorkerDiedError."""
         workers = self._workers
-        dead = [number for number, worker in enumerate(workers) if worker.exitcode is not None]
-        if dead and not self._iterator._shutdown:  # else torch has ended the workers
-            for worker in workers:
-                worker.terminate()
-            raise _worker_died(dead[0], workers)
+        for number, worker in enumerate(workers):
+            worker.join(seconds / len(workers))
+            if worker.exitcode is not None and not self._iterator._shutdown:  # not ended by torch
+                for other in workers:
+                    other.terminate()
+                raise _worker_died(number, workers) from error
 
     def end_all_if_one_died(self) -> None:
         """If a worker has ended, end all workers, and wake up the thread that waits for a batch.
@@ -300,19 +303,6 @@ class WorkerBatches(Iterator[Batch]):
                 worker.terminate()
                 worker.join(_EXIT_TIMEOUT / len(workers))
             self._iterator._worker_result_queue._writer.close()
-
-    def raise_if_worker_died(self, error: Exception, /) -> None:
-        """Raise WorkerDiedError if `error`, of torch, was caused by a worker that died.
-
-        It may be an EOFError or OSError before the system reports the end of the worker.
-        """
-        workers = self._workers
-        reported = str(error).startswith("DataLoader worker (pid")
-        if reported or isinstance(error, (EOFError, OSError)):
-            for number, worker in enumerate(workers):
-                worker.join(0 if reported else _EXIT_TIMEOUT / len(workers))
-                if worker.exitcode is not None:
-                    raise _worker_died(number, workers) from error
 
 
 def _unregister(iterator: Any) -> None:

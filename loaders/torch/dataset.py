@@ -35,18 +35,9 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
     A tensor shares the memory of its array; in a worker process it is copied to shared memory. A
     `Ragged` becomes a jagged nested tensor; a `Ragged` of strings becomes a list of lists.
 
-    Raises:
-        TypeError: the batch is a list of samples, which a DataLoader makes if its sampler gives
-            record ids.
-
     >>> as_tensors({"id": np.array([3, 1]), "name": [b"x", b"y"]})
     {'id': tensor([3, 1]), 'name': [b'x', b'y']}
     """
-    if isinstance(batch, list):
-        raise TypeError(
-            "as_tensors takes a whole batch, got a list of samples: give the DataLoader "
-            "batch_sampler=RequestSampler(feed), or leave collate_fn= out"
-        )
     return join_jagged(share_memory(as_unjoined_tensors(batch)))
 
 
@@ -91,8 +82,8 @@ class RecordDataset(Dataset[Any]):
     With plain record numbers, the dataset is map-style like any other: `dataset[3]` is one sample.
     A DataLoader with a `batch_size`, with torch's own samplers, or with
     `batch_sampler=feed.sampler` collates such samples. There is no step then. So the seed of a
-    transform comes from torch's random numbers, and a warning says so. Another warning names a
-    record that is not among the `records=` of the feed's sampler, which torch's samplers ignore.
+    transform comes from torch's random numbers, and a warning says so. torch's own samplers ignore
+    the `records=` of the feed's sampler.
 
     The dataset cannot tell which batch comes next. So nothing is prefetched, and for shards at a
     URL each record is a request. There is a warning if no disk cache keeps what is read.
@@ -121,14 +112,9 @@ class RecordDataset(Dataset[Any]):
 
     def __init__(self, feed: Feed, *, threads: int = 0, checksums: bool = True) -> None:
         check_feed(feed)
-        index = feed.index
         socket_folder()  # workers inherit the folder
         self._records = len(feed.index)
         self._seeded = feed.seeded
-        self._excluded: Array | None = None  # by record, whether the sampler leaves it out
-        if feed.sampler.traits.record_ids is not None:
-            self._excluded = np.ones(len(index), bool)
-            self._excluded[feed.sampler.traits.record_ids] = False
         # The feed itself is not an attribute, since workers do not need its sampler. `recipe_of`
         # tries the feed's functions with the first record, here in the main process.
         threads = validate.integer("threads", threads, minimum=0)
@@ -153,30 +139,19 @@ class RecordDataset(Dataset[Any]):
             if in_worker and self._batcher.cache is not None:
                 raise ValueError(NO_CACHE_IN_WORKERS)
             return _CollatedBatch(self._batcher(wanted))
-        if any(isinstance(item, Request) for item in wanted):
-            raise TypeError(
-                "requests are whole batches: give DataLoader batch_sampler= or batch_size=None"
-            )
         seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
-        samples = self.samples(wanted, seeds)
-        self._warn_about_plain_ids(wanted)
-        return samples
+        if self._seeded:
+            self._seeded = False  # warn once
+            warnings.warn(
+                "the seeds of samples by record id are torch's random numbers: give the DataLoader "
+                "batch_sampler=RequestSampler(feed), collate_fn=as_tensors",
+                stacklevel=2,
+            )
+        return self.samples(wanted, seeds)
 
     def samples(self, records: ArrayLike, seeds: UInt64s, /) -> list[Sample]:
         """Return the samples of these records, with the seed of each for the transform."""
         return self._batcher.samples_of_records(np.asarray(records, np.int64), seeds)
-
-    def _warn_about_plain_ids(self, records: Sequence[int]) -> None:
-        """Warn, once each, about samples that are read by record id and not by a `Request`."""
-        if self._seeded:  # whether the feed has a transform with a seed
-            self._seeded = False  # warn once
-            problem = "the seeds of samples by record id are torch's random numbers"
-            warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
-        # By record id: whether the feed's sampler leaves the record out.
-        if self._excluded is not None and self._excluded[records].any():
-            self._excluded = None  # warn once
-            problem = "the feed's sampler leaves records out that are read here"
-            warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
 
 
 class _CollatedBatch(dict[str, Any]):
@@ -191,9 +166,6 @@ class _CollatedBatch(dict[str, Any]):
 
 NO_CACHE_IN_WORKERS = (
     "a sampler that reuses decoded images needs num_workers=0: decode on threads instead"
-)
-_ADVISE_REQUEST_SAMPLER = (
-    "give the DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
 )
 
 

@@ -26,7 +26,7 @@ from twinfeed.loaders.loop.feed_loader import PREFETCH, ThreadedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, copier_for, torch_device
-from twinfeed.loaders.torch._sharing import check_descriptors, check_semaphores
+from twinfeed.loaders.torch._sharing import check_descriptors
 from twinfeed.loaders.torch._workers import (
     ErrorAsValueDataset,
     PassRequests,
@@ -165,11 +165,10 @@ class TorchLoader(ThreadedLoader[B]):
     def _workers(self) -> DataLoader[Any]:
         """The DataLoader whose workers make a batch, or return an error, for each request."""
         socket_folder()  # choose the folder for sockets here, since workers inherit it
-        check_semaphores()
         # Each tensor in shared memory needs a file descriptor. At most so many batches exist at
         # once: those that workers make, those that are ready, one being copied, one in the loop.
         in_workers = self.num_workers * (self._worker_options["prefetch_factor"] or 2)
-        check_descriptors(self.feed, in_workers + self.prefetch + 2)
+        check_descriptors(self.feed, self.reader, in_workers + self.prefetch + 2)
         return DataLoader(
             ErrorAsValueDataset(self, threads=self.threads),
             sampler=PassRequests(self),

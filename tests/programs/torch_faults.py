@@ -213,16 +213,6 @@ def fields(count: int, length: int) -> Any:
     return lambda sample: {f"x{n}": np.full(length, n % 256, np.uint8) for n in range(count)}
 
 
-def no_semaphores() -> None:
-    """As where /dev/shm is read-only: no file of it can have a byte."""
-    feed = Feed(words(), sampler())
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    try:
-        list(TorchLoader(feed, num_workers=1))
-    except LoaderError as error:
-        print(error)
-
-
 def waiting(*contexts: str) -> None:
     """Wait, with workers that have filled their pipes, and a process of a pool that is at work."""
     lead_group()
@@ -262,7 +252,6 @@ SCENARIOS = {
     "many small fields": lambda: few_descriptors(64, 60, 8),
     "many large fields": lambda: few_descriptors(1024, 260, 8000),
     "both ways": both_ways,
-    "no semaphores": no_semaphores,
     "waiting": lambda: waiting("fork"),
     "waiting for spawned workers": lambda: waiting("spawn", "forkserver"),
     "killed": lambda: die(killed),

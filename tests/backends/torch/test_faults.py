@@ -152,11 +152,6 @@ def test_fault_113_workers_end_with_killed_main_process(scenario: str) -> None:
         process.communicate()
 
 
-def test_missing_semaphores_are_named() -> None:
-    said = r"workers need semaphores in /dev/shm: .+\n  what to do: .*num_workers=0"
-    assert re.match(said, run("no semaphores").stdout)
-
-
 @pytest.mark.parametrize("what", [pytest.param("threads", marks=pytest.mark.long), "workers"])
 def test_ctrl_c_ends_loop_and_workers(what: str) -> None:
     """As a terminal sends it: to the process and all its workers."""

@@ -15,7 +15,7 @@ from twinfeed.loaders import (
     Feed,
     Index,
 )
-from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -90,8 +90,6 @@ REFUSED: Refused = [
     (lambda index: RecordDataset(captions(index))[0], ValueError, "'caption' has 48 rows, the in"),
     (own(batch_sampler=RequestSampler), TypeError, "give collate_fn=as_tensors"),
     (own(batch_sampler=RequestSampler, collate_fn=lambda batch: batch["else"]), KeyError, "else"),
-    (own(sampler=RequestSampler), TypeError, "batch_sampler= or batch_size=None"),
-    (own(batch_sampler=stream, collate_fn=as_tensors), TypeError, "a list of samples.* collate_fn"),
     (lambda index: list(DataLoader(fed(index))), TypeError, r"takes RecordDataset\(feed\)"),
 ]
 
