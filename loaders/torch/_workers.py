@@ -284,11 +284,12 @@ class WorkerBatches(Iterator[Batch]):
     def check(self, error: Exception | None = None, seconds: float = 0) -> None:
         """If a worker dies within `seconds`, end all workers, and raise WorkerDiedError."""
         workers = self._workers
-        for number, worker in enumerate(workers):
-            worker.join(seconds / len(workers))
-            if worker.exitcode is not None and not self._iterator._shutdown:  # not ended by torch
-                for other in workers:
-                    other.terminate()
+        for number in range(len(workers)):
+            workers[number].join(seconds / len(workers))
+            # `_shutdown`: torch has ended the workers.
+            if workers[number].exitcode is not None and not self._iterator._shutdown:
+                for worker in workers:
+                    worker.terminate()
                 raise _worker_died(number, workers) from error
 
     def end_all_if_one_died(self) -> None:
