@@ -125,10 +125,7 @@ def _to_devices(sharding: jax.sharding.Sharding, num_parts: int, batch: Batch) -
 def _global_array(
     sharding: jax.sharding.Sharding, num_parts: int, name: str, rows: Array
 ) -> jax.Array:
-    """Return a global array, of which each process gives its own `rows`.
-
-    It may share the memory of `rows`.
-    """
+    """Return a global array, of which each process gives its own `rows`."""
     dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
     if dtype.kind in "iu" and dtype != rows.dtype and rows.size:
         limits = np.iinfo(dtype)
@@ -146,10 +143,7 @@ def _global_array(
 
 
 def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
-    """Return which part of each batch this process makes: (number of the part, number of parts).
-
-    If there are 8 devices, and those of this process have the rows 4 to 7, it is (1, 2).
-    """
+    """Return which part of each batch this process makes: (number of the part, number of parts)."""
     num_devices = len(sharding.device_set)  # 8 in the example
     try:
         # The number of parts into which the sharding divides the first axis: 8, if each device has

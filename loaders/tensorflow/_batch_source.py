@@ -30,10 +30,7 @@ _MAX_BATCHES_PER_CALL, _MAX_CALL_BYTES = 16, 6 << 20
 
 
 class BatchSource(GraphSource):
-    """The batches of one feed, or of the feeds of several ranks in turn.
-
-    Each pass (an iteration of the dataset) opens its own batchers, and closes them at its end.
-    """
+    """The batches of one feed, or of the feeds of several ranks in turn."""
 
     def __init__(self, loader: Any, feeds: Sequence[Feed], *, by_rank: bool = False) -> None:
         self.feed, self._feeds = feeds[0], feeds
@@ -53,11 +50,8 @@ class BatchSource(GraphSource):
             self.batches_per_call = self._max_batches_per_call()
 
     def _max_batches_per_call(self) -> int:
-        """Return how many batches one call from the graph into Python reads: 1 to 16.
-
-        A call takes as long as reading many short records. So if nothing is decoded, a call reads
-        several batches, which are the rows of one array for each field. All fields must be stacked.
-        """
+        """Return how many batches one call from the graph into Python reads: 1 to 16."""
+        # A call takes as long as reading many short records.
         feed = self.feed
         array_fields = [name for name, field in feed.spec.items() if field.shape]
         all_stacked = all(mode_of(feed.collate, name) == "stack" for name in array_fields)
@@ -145,10 +139,7 @@ class BatchSource(GraphSource):
 
 
 def _bytes_per_record(feed: Feed) -> float:
-    """Return the mean size of a record in bytes; infinity if it is not known.
-
-    It is known for the records of an `Index`, and for arrays of numbers in memory.
-    """
+    """Return the mean size of a record in bytes; infinity if it is not known."""
     index, specs = feed.index, feed.spec.values()
     if isinstance(index, Index):
         return int(index.shards["bytes"].sum()) / max(1, len(index))

@@ -66,11 +66,7 @@ atexit.register(lambda: running_calls().wait_at_exit())
 
 
 def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
-    """Let a graph call a bound method, and return its results, of dtypes `types`, as tensors.
-
-    The graph calls the method by name, on the object that is registered under a key, and so does
-    not keep the object alive.
-    """
+    """Let a graph call a bound method, and return its results, of dtypes `types`, as tensors."""
     return tf.numpy_function(partial(_call, *_register(method)), inputs, types)
 
 
@@ -84,10 +80,7 @@ def _call(key: int, name: str, *arrays: Any) -> Any:
 def generator_dataset(
     method: Callable[..., Iterator[Any]], spec: Any, inputs: Sequence[Any] = ()
 ) -> tf.data.Dataset:
-    """Make a dataset of the items that a generator method yields, called with `inputs`.
-
-    The generator is closed when the dataset's iterator ends or is destroyed.
-    """
+    """Make a dataset of the items that a generator method yields, called with `inputs`."""
     generate = partial(_generate, *_register(method))
     return tf.data.Dataset.from_generator(generate, args=tuple(inputs), output_signature=spec)
 
@@ -113,11 +106,7 @@ def _register(method: Callable[..., Any]) -> tuple[int, str]:
 
 @contextmanager
 def _registered_object(key: int) -> Iterator[Any]:
-    """Yield the object registered under `key`; store an exception of the `with` block in it.
-
-    TensorFlow passes on only the text of an exception: `original_errors` finds the object by it, in
-    the attribute `raised`.
-    """
+    """Yield the object registered under `key`; store an exception of the `with` block in it."""
     instance = _OBJECTS.get(key)
     if instance is None:
         raise RuntimeError(
@@ -129,6 +118,7 @@ def _registered_object(key: int) -> Iterator[Any]:
     except GeneratorExit:  # an iterator was destroyed, which is not a failure
         raise
     except BaseException as error:
+        # TensorFlow passes on only the text of an exception, by which `OriginalErrors` finds it.
         # The registered object may be of any class, so its class does not define the attribute.
         instance.__dict__.setdefault("raised", deque(maxlen=8)).append(error)
         raise

@@ -25,11 +25,7 @@ class _Adapter(Adapter):
     """Adapt a loader to Keras on TensorFlow, which trains on its dataset."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return the dataset that `fit` trains on: the loader's, or a dataset of the user as it is.
-
-        If a `tf.distribute` strategy runs the model on several replicas, a `TensorFlowLoader` has a
-        dataset for each, with the batches of one rank.
-        """
+        """Return the dataset that `fit` trains on: the loader's, or the user's as it is."""
         loader = self.loader
         if not callable(arrange):
             length = arrange.cardinality() if isinstance(arrange, tf.data.Dataset) else len(loader)
@@ -76,25 +72,16 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     def dataset(self) -> tf.data.Dataset:
         """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`.
 
-        Each iteration of the dataset reads from the loader's position, an epoch and a step, to the
-        end of the epoch. The length of the dataset is always the number of batches of a whole
-        epoch. Shapes are static where they can be.
-
-        The position is used and changed only at the two ends of an iteration:
-
-        - At its first batch, the iteration starts at the position. With a sampler for evaluation,
-          it starts at step 0 instead, except for the first iteration after `load_state_dict`.
-        - After its last batch, the position becomes the start of the next epoch. An iteration that
-          is stopped earlier does not change the position.
+        An iteration of the dataset reads from the loader's position to the end of the epoch. With a
+        sampler for evaluation it reads the whole epoch, but for the first after `load_state_dict`.
+        After its last batch, the position is the start of the next epoch; an iteration that is
+        stopped earlier does not change it. The length is that of a whole epoch. Shapes are static
+        where they can be.
 
         For a position that changes with each batch, loop over `track(dataset)`, or train with a
-        `ResumeCallback`. You also need one of the two if batches are read without being used:
-
-        - A `map` or `prefetch` after the dataset reads ahead. If an epoch is short, it may read all
-          of the epoch when you request one batch: the position is then in the next epoch.
-        - Under a `tf.distribute` strategy, `fit` reads a batch only to infer its shapes.
-
-        A validation needs a loader of its own, or it would move the training to the next epoch.
+        `ResumeCallback`. You also need one of the two if batches are read without being used: by a
+        `map` or `prefetch` that reads a whole short epoch ahead, or under a strategy, where `fit`
+        reads a batch to infer its shapes. A validation needs a loader of its own.
 
         Warns if a third iteration starts in the same training epoch: the same batches come again.
         """

@@ -25,11 +25,8 @@ atexit.register(setattr, _OwnedIterator, "__del__", lambda _: None)
 
 
 def set_owner(dataset: Any, owner: Any, /) -> Any:
-    """Return the dataset, which keeps `owner` alive: the object whose methods its graph calls.
-
-    From now on, the iterators of the dataset, and of those that the user makes of it, are destroyed
-    in a new thread. For this, TensorFlow's iterator class gets a destructor.
-    """
+    """Return the dataset, which keeps `owner` alive: the object whose methods its graph calls."""
+    # Iterators of the dataset, and of those that the user makes of it, are destroyed in a thread.
     dataset.twinfeed_owner = owner
     _OwnedIterator.__del__ = _destroy_iterator
     return dataset

@@ -44,10 +44,7 @@ class Layout:
 
 
 def _spec_of(recipe: Recipe, name: str, value: Any, size: int | None) -> Any:
-    """Return the spec of a field of batches, of which `value` is that of some batch.
-
-    A size that may differ between batches is None.
-    """
+    """Return the spec of a field of batches, of which `value` is that of some batch."""
     spec, collate = recipe.shapes  # each field's `FieldSpec`, and the user's `collate` argument
     array = arrays_of(value)[0]
     dtype = tf.string if array.dtype == object else tf.as_dtype(array.dtype)

@@ -71,10 +71,7 @@ class GraphSource(ABC):
         return tf.nest.pack_sequence_as(self._wrapper, row, expand_composites=True).get_value()
 
     def _wrapped(self, batches: Sequence[Any]) -> tuple[tf.Tensor]:
-        """Wrap each (position, batch), whatever its tensors, into a scalar; stack the scalars.
-
-        The scalar is a variant tensor that holds a TensorFlow Optional.
-        """
+        """Wrap each (position, batch), whatever its tensors, into a scalar; stack the scalars."""
         wrapped = [tf.experimental.Optional.from_value(batch) for batch in batches]
         self._wrapper = tf.OptionalSpec(wrapped[0].element_spec)
         return (tf.stack(tf.nest.flatten(wrapped, expand_composites=True)),)
@@ -89,19 +86,13 @@ class GraphSource(ABC):
         return self.run.start_external()
 
     def end_pass(self, position: Int64s) -> bool:
-        """Report that the last batch of a pass has left the pipeline; see `Run.finish_external`.
-
-        The result is always True: TensorFlow cannot call a function without a result.
-        """
+        """Report that the last batch of a pass has left the pipeline; see `Run.finish_external`."""
         self.run.finish_external(PassStart(*position[:3].tolist()))
-        return True
+        return True  # TensorFlow cannot call a function without a result
 
 
 def read_together(read: Callable[..., T], parts: Sequence[S]) -> Iterable[T]:
-    """Return `read(*parts)` alone, or if it fails, `read(part)` of each part, when it is needed.
-
-    So the batches before the one that fails come first.
-    """
+    """Return `read(*parts)` alone, or if it fails, `read(part)` of each part, when it is needed."""
     try:
         return [read(*parts)]
     except Exception:
@@ -148,14 +139,12 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
 
 
 def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the dataset of the rows of tensors, as the method `Dataset.unbatch` does.
-
-    The method would first map each tensor, to make ragged ones dense, which would cost time.
-    """
+    """Return the dataset of the rows of tensors, as the method `Dataset.unbatch` does."""
     spec = tf.nest.map_structure(
         lambda batch: tf.TensorSpec(batch.shape[1:], batch.dtype), batches.element_spec
     )
     row_specs = tf.nest.flatten(spec)
+    # The method would first map each tensor, to make ragged ones dense, which would cost time.
     variant = tf.raw_ops.UnbatchDataset(
         input_dataset=tf.data.experimental.to_variant(batches),
         output_types=[row.dtype for row in row_specs],

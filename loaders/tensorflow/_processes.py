@@ -19,20 +19,13 @@ def num_workers() -> int:
 
 
 def auto_shard_policy(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
-    """Return how a `tf.distribute` strategy shall divide the batches of a sampler's dataset.
-
-    DATA: each process gets a part of each batch. OFF, if the sampler is sharded: whole batches.
-    """
+    """Return how a `tf.distribute` strategy shall divide the batches of a sampler's dataset."""
     policy = tf.data.experimental.AutoShardPolicy
     return policy.OFF if sampler.sharded else policy.DATA
 
 
 def check_auto_shard(sampler: BatchStream, /) -> None:
-    """Raise ValueError, or warn, if a strategy may not divide batches among its processes.
-
-    A sharded sampler has batches that are divided already, and of a `PKBatchSampler` some process
-    would not get all K. The warning is for a metric over all processes, which would not be exact.
-    """
+    """Raise ValueError, or warn, if a strategy may not divide batches among its processes."""
     processes = num_workers()
     if processes == 1:
         return

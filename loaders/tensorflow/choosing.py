@@ -33,15 +33,12 @@ def choose(
 ) -> DatasetLoader[Any]:
     """Make batches of elements from several datasets, each element from the one a sampler chooses.
 
-    There is a dataset for each class, each set or each segment that the sampler draws. They are
-    your own datasets, or `source_datasets(feed)`, which have the records that the sampler draws.
+    There is a dataset for each class, each set or each segment that the sampler draws: datasets of
+    your own, or `source_datasets(feed)`. The sampler decides the size of each batch and the dataset
+    of each element, which is the next one of this dataset.
 
-    The sampler decides the size of each batch and, in order, the dataset of each element. The
-    element is the next one of this dataset.
-
-    A pass (an iteration to the end of the epoch) restarts each dataset of your own, as every
-    iterator of tf.data does. So a dataset must last for an epoch: most need `repeat()`. If a
-    dataset ends earlier, an error names it.
+    A pass restarts each dataset of your own, which must last for an epoch: most need `repeat()`. If
+    a dataset ends earlier, an error names it.
 
     Args:
         sampler: draws classes (`PKBatchSampler.of_classes`) or sets (`MixtureSampler`). Of several
@@ -52,9 +49,9 @@ def choose(
             (int64[n]) or an array by id, such as labels from 0. Samplers of classes and mixtures
             need no `source`.
         replay: whether a pass skips as many elements of each dataset as were drawn before its
-            position, in all epochs. Then an epoch continues where the previous epoch ended, and a
-            resumed run is exact, if the datasets are deterministic. Skipped elements are read, and
-            mapped, again. Without `replay`, only the choice of datasets is resumed.
+            position, in all epochs. Then epochs follow one another, and a resumed run is exact, if
+            the datasets are deterministic. Skipped elements are read and mapped again. Without
+            `replay`, only the choice of datasets is resumed.
         device: as of a `TensorFlowLoader`.
         prefetch: as of a `TensorFlowLoader`.
 
@@ -66,8 +63,7 @@ def choose(
         ValueError: for datasets of your own, a sampler that needs the id of each record:
             `ShardShuffleSampler`, views, reuse, padding, and of `PKBatchSampler` coverage, several
             ranks, and options that leave out records. For `source_datasets(feed)`, a sampler that
-            is not the feed's; a sampler whose batches have several sizes, over datasets whose
-            static shapes differ.
+            is not the feed's. Batches of several sizes, over datasets without one static shape.
         TypeError: datasets of two element specs, from TensorFlow.
 
     >>> from twinfeed.loaders.tensorflow import choose
@@ -175,11 +171,7 @@ class ElementSource(GraphSource):
         return numbered.map(lambda step, batch: (tf.concat([pass_start, step[None]], 0), batch))
 
     def _variants_of(self, pass_start: tf.Tensor, skipped: tf.Tensor) -> tf.Tensor:
-        """Return the datasets that a pass reads, as a variant tensor [datasets].
-
-        `SourceDatasets` start at the samples of the pass. Datasets of the user begin after the
-        elements that are skipped, and `choose_from_datasets` gets an error from one that has ended.
-        """
+        """Return the datasets that a pass reads, as a variant tensor [datasets]."""
 
         def prepared(arguments: tuple[tf.Tensor, ...]) -> tf.Tensor:
             variant, count, number = arguments

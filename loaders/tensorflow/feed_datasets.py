@@ -38,17 +38,12 @@ _CACHED_RANGES = 64
 def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
     """Make one dataset for each class, each set or each segment that a feed's sampler draws from.
 
-    They are for code that chooses from one dataset per class, such as `choose`. You need no files
-    for each class: the records may be mixed in any number of shards. The loader
     `choose(feed.sampler, source_datasets(feed))` has the same batches as `TensorFlowLoader(feed)`,
-    also if the feed is of one rank of several. An iteration over the loader continues at its
-    position, with and without the option `replay` of `choose`.
+    of any rank, and continues at its position without `replay`. The records may be mixed in any
+    number of shards. One dataset by itself has the samples that epoch 0 draws from its class.
 
-    If you iterate over one of the datasets, you get the samples that the sampler draws from its
-    class in epoch 0, in the order in which they are drawn.
-
-    Each dataset reads its samples of up to 4 batches at once. All together read at most 1,024
-    samples, or one larger batch, before the batches need them. They start no threads for reading.
+    Each dataset reads its samples of up to 4 batches at once, and all together at most 1,024
+    samples, or one larger batch, ahead. They start no threads for reading.
 
     Args:
         feed: its sampler draws classes (P×K), mixes sets (`MixtureSampler`), or reads several
@@ -99,12 +94,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return SourceDatasets, (self._feed,)
 
     def checked_group_schedule(self, sampler: BatchStream, source: Any) -> Schedule:
-        """Check the arguments of `choose`, and return the schedule of the dataset of each sample.
-
-        Dataset n has the samples of class, set or segment n, which is called group n. So `choose`
-        must get the feed's sampler, and no function `source` of the user. If sample 7 is of group
-        2, and sample 3 of group 0, the batch [7, 3] becomes [2, 0].
-        """
+        """Check the arguments of `choose`; return the schedule of the dataset of each sample."""
         if source is not None or sampler is not self._feed.sampler:
             raise ValueError(
                 f"these datasets have the samples of the feed of {self._feed.sampler!r}: call "
@@ -129,10 +119,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
     def samples(self, pass_start: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
-        """Read the samples that a pass draws from one group, several at once as stacked arrays.
-
-        They come in the order in which they are drawn.
-        """
+        """Read the samples that a pass draws from one group, several at once as stacked arrays."""
         (epoch, start, _), sampler = pass_start.tolist(), self._feed.sampler
         max_steps = max(1, _MAX_PREFETCHED // max(1, sampler.batch_size))
         for first, stop in growing_ranges(start, len(sampler), max_steps):
@@ -154,11 +141,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 def _requests_by_group(
     id_schedule: Schedule, group_schedule: Schedule, epoch: int, first: int, stop: int
 ) -> dict[int, list[Request]]:
-    """Divide the batches of the steps [first, stop) by group, such as the class of a sample.
-
-    If samples 7 and 9 are of group 2, and sample 3 is of group 0, the batch [7, 3, 9] becomes a
-    request to read sample 3, for group 0, and one to read samples 7 and 9, for group 2.
-    """
+    """Divide the batches of the steps [first, stop) by group, such as the class of a sample."""
     requests_by_group = defaultdict(list)
     for request in islice(id_schedule.requests(epoch, first), stop - first):
         # The group of each sample of the batch: [2, 0, 2].

@@ -29,19 +29,12 @@ class TensorFlowLoader(DatasetLoader[B], ThreadedLoader[B]):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     A pass (a loop over the loader) runs from its position to the end of the epoch; see `Loader`.
-    `tf.train.Checkpoint(loader=loader)` saves the position.
-
     `dataset` is for `fit`, `map` and `tf.distribute`, `dataset_for` for several replicas, and
     `track` for loops over datasets that are made of either.
 
-    TensorFlow cannot save iterators over Python: `tf.train.Checkpoint(iterator)` of a dataset of
-    this loader fails. Save the loader itself.
-
-    The tf.data service runs a pipeline in processes of its own. They cannot call this process, so a
-    dataset of this loader fails there.
-
-    `dataset.cache()` and `snapshot()` repeat the batches of one epoch in later epochs. This is
-    right for an evaluation. For a training, `track` and `ResumeCallback` refuse it.
+    `tf.train.Checkpoint(loader=loader)` saves the position. A checkpoint of a dataset's iterator
+    fails, and so does the tf.data service, whose processes cannot call this one. `cache()` and
+    `snapshot()` repeat one epoch, which is right for an evaluation alone.
 
     Args:
         feed: the records, their order, and how samples are made of them.
@@ -103,10 +96,8 @@ class TensorFlowLoader(DatasetLoader[B], ThreadedLoader[B]):
         replica is a rank, and gets the batches of its rank. So the classes of a P×K batch are not
         divided, and an evaluation has each record exactly once.
 
-        In each step, the dataset yields a batch for every replica of the pipeline: with 2 replicas
-        and 100 steps, it yields 200 batches. Its length is still 100, the number of steps of an
-        epoch, as Keras expects. An iteration starts at the loader's position and changes it at its
-        end, as that of `dataset` does.
+        In each step, the dataset yields a batch for every replica of the pipeline. Its length is
+        still the number of steps of an epoch. Positions are as in `dataset`.
         """
         replicas, pipelines = context.num_replicas_in_sync, context.num_input_pipelines
         per_pipeline = replicas // pipelines  # in every strategy, all have equally many
@@ -119,10 +110,7 @@ class TensorFlowLoader(DatasetLoader[B], ThreadedLoader[B]):
         return self._dataset_of([self.feed])
 
     def _dataset_of(self, feeds: list[Feed], *, by_rank: bool = False) -> tf.data.Dataset:
-        """Return the dataset of the batches of feeds, one for each rank, for step 0, then step 1.
-
-        With `by_rank`, each replica of a strategy gets the batches of its rank.
-        """
+        """Return the dataset of the batches of feeds, one for each rank, step by step."""
         return dataset_of(BatchSource(self, feeds, by_rank=by_rank), self.prefetch)
 
 

@@ -31,10 +31,8 @@ class JaggedParts(NamedTuple):
     longest: int | None
 
     def to_tensor(self) -> torch.Tensor:
-        """Return the jagged tensor.
-
-        torch would copy the offsets from the device to find the shortest and longest row.
-        """
+        """Return the jagged tensor."""
+        # With the lengths, or torch would copy the offsets from the device to find them.
         # torch cannot join tensors that were made in inference mode with those that were not. So
         # switch the mode to that in which the values and offsets were made.
         with torch.inference_mode(self.values.is_inference()):
@@ -123,12 +121,10 @@ class CudaCopier(Copier):
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor if its memory is pinned, and else a copy in pinned memory.
-
-    numpy copies on this thread, and `Tensor.pin_memory` on as many as there are processors.
-    """
+    """Return the tensor if its memory is pinned, and else a copy in pinned memory."""
     if tensor.is_pinned():
         return tensor
+    # numpy copies on this thread, and `Tensor.pin_memory` on as many as there are processors.
     copy = torch.empty_like(tensor, pin_memory=True, memory_format=torch.contiguous_format)
     _bytes_of(copy)[:] = _bytes_of(tensor.contiguous())
     return copy
@@ -141,10 +137,8 @@ def _bytes_of(tensor: torch.Tensor) -> Array:
 
 @cache
 def _copying_stream(device: torch.device) -> Any:
-    """Return the CUDA stream for copies to a device, the same in all passes of a process.
-
-    torch reuses the memory of freed tensors only on the stream that has allocated them.
-    """
+    """Return the CUDA stream for copies to a device, the same in all passes of a process."""
+    # torch reuses the memory of freed tensors only on the stream that has allocated them.
     return cuda.Stream(device)
 
 

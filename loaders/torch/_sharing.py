@@ -29,11 +29,7 @@ process that has it.
 
 
 def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
-    """In a worker process, move the tensors of a batch to shared memory; elsewhere do nothing.
-
-    An error of torch's own feeder thread would drop the batch. Tensors of at most `by_value` bytes
-    become numpy arrays, which are pickled.
-    """
+    """In a worker process, move the tensors of a batch to shared memory; elsewhere do nothing."""
     worker = get_worker_info()
     if worker is None:
         return batch
@@ -43,7 +39,7 @@ def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
             return tensor.numpy()
         return tensor.share_memory_()  # type: ignore[no-untyped-call]
 
-    try:
+    try:  # here, since an error of torch's own feeder thread would drop the batch
         return each_tensor(share, batch)
     except RuntimeError as error:
         why = str(error).splitlines()[0]

@@ -78,17 +78,14 @@ class _RequestWithValues(NamedTuple):
 
 
 class PrefetchedRequest(NamedTuple):
-    """A request for a worker, whose records are read in the main process while it is pickled.
-
-    The feeder thread of a worker's queue pickles it, so as many are read at once as there are
-    workers. An error in this thread would be lost, and is sent in place of the values.
-    """
+    """A request for a worker, whose records are read in the main process while it is pickled."""
 
     request: Request
     read: Callable[[Int64s], Mapping[str, Sequence[Any]]]  # of record ids: the values of each field
 
     def __reduce__(self) -> tuple[type[_RequestWithValues], tuple[Request, Any]]:
         """Pickle as a `_RequestWithValues`: with the values of the records, or an error."""
+        # On the feeder thread of the worker's queue, where an error would be lost.
         try:
             return _RequestWithValues, (self.request, self.read(_distinct_records(self.request)))
         except Exception as error:
@@ -125,11 +122,10 @@ def parent_reads(loader: FeedLoader[Any], /) -> bool:
 class PassRequests:
     """The sampler of the workers' DataLoader: it yields the requests of an epoch from `start` on,
     and with `goes_on` of all after it.
-
-    It does not refer to the loader, or the workers would end only by the garbage collector.
     """
 
     def __init__(self, loader: FeedLoader[Any]) -> None:
+        # No reference to the loader, or the workers would end only by the garbage collector.
         self._feed, self._reader, self._meter = loader.feed, loader.reader, loader.meter
         self._schedules, self._readahead = loader.schedules, loader.readahead
         self._parent_reads, self._goes_on = parent_reads(loader), loader._goes_on
@@ -178,10 +174,7 @@ class PassRequests:
 
 
 class ErrorAsValueDataset(Dataset[Any]):
-    """The dataset of the workers: it makes a batch for each request, or returns an error.
-
-    torch would replace the text of an error that is raised.
-    """
+    """The dataset of the workers: it makes a batch for each request, or returns an error."""
 
     def __init__(self, loader: FeedLoader[Any], /, *, threads: int) -> None:
         self._values_reader = RequestValuesReader()
@@ -197,6 +190,7 @@ class ErrorAsValueDataset(Dataset[Any]):
             batch = share_memory(batch, by_value=MAX_BYTES_BY_VALUE)
             return _WorkerBatch(batch, self._batcher.meter.take())
         except Exception as error:
+            # Not raised: torch would replace its text.
             text = traceback.format_exc()  # before `sendable`, which drops the traceback
             return _WorkerError(sendable(error), text)
 
@@ -225,10 +219,9 @@ def without_fork(context: Any, /) -> Any:
 
 
 class WorkerBatches(Iterator[Batch]):
-    """Iterate over the batches that the workers of a DataLoader make, from a step of an epoch on.
+    """The batches that the workers of a DataLoader make, from a step of an epoch on.
 
-    The iteration and `check`, which another thread may call, raise WorkerDiedError for a worker
-    that died: torch may wait for ever for the other half of its message.
+    A worker that died is an error: torch may wait for ever for the other half of its message.
     """
 
     def __init__(self, dataloader: DataLoader[Any], meter: Meter, epoch: int, step: int, /) -> None:
@@ -293,11 +286,8 @@ class WorkerBatches(Iterator[Batch]):
                 raise _worker_died(number, workers) from error
 
     def end_all_if_one_died(self) -> None:
-        """If a worker has ended, end all workers, and wake up the thread that waits for a batch.
-
-        torch looks only every five seconds whether the workers are alive.
-        """
-        workers = self._workers
+        """If a worker has ended, end all workers, and wake up the thread that waits for a batch."""
+        workers = self._workers  # torch looks only every five seconds whether they are alive
         if any(worker.exitcode is not None for worker in workers):
             self.any_died = True
             for worker in workers:

@@ -47,11 +47,7 @@ def as_unjoined_tensors(batch: Mapping[str, Any], /) -> Batch:
 
 
 def _as_unjoined_tensor(value: Any) -> Any:
-    """Turn an array of a batch into a tensor, and a `Ragged` into `JaggedParts`.
-
-    The rows [1, 2] and [3] have the values [1, 2, 3] and the offsets [0, 2, 3]. Strings become
-    lists. A read-only array is copied, since tensors are writable.
-    """
+    """Turn an array into a tensor, a `Ragged` into `JaggedParts`, and strings into lists."""
     if isinstance(value, Ragged) and value.values.dtype == object:  # lists of strings
         return [row.tolist() for row in np.split(value.values, np.cumsum(value.lengths))[:-1]]
     if isinstance(value, Ragged):

@@ -81,8 +81,7 @@ class _ExactCollate:
 def _without_rows(batch: Any, double: Any, name: str) -> Any:
     """Return a batch of no samples, by a batch of one sample and a batch with the sample twice.
 
-    What grows by the second sample shrinks by as much without the first: 1 and 2 rows give 0 rows,
-    and 2 and 3 offsets give 1 offset. `name` is for an error.
+    1 and 2 rows give 0 rows, and 2 and 3 offsets give 1 offset.
     """
     if type(batch) is type(double):
         if isinstance(batch, MutableMapping) and batch.keys() == double.keys():

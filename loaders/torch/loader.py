@@ -44,10 +44,8 @@ class _Adapter(Adapter):
     """Adapt a TorchLoader to Keras, which takes a DataLoader on torch."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return a DataLoader over the batches, or None on Keras's TensorFlow backend.
-
-        There Keras would draw batches of a DataLoader to infer their shapes, and lose them.
-        """
+        """Return a DataLoader over the batches, or None on Keras's TensorFlow backend."""
+        # There Keras would draw batches of a DataLoader to infer their shapes, and lose them.
         if backend == "tensorflow" or not callable(arrange):
             return None
         return self.loader.dataloader(arrange)
@@ -180,11 +178,7 @@ class TorchLoader(ThreadedLoader[B]):
         )
 
     def _start_pass(self, epoch: int, start: int) -> _Pass:
-        """Start to make the batches of an epoch, from step `start` on, and to copy them.
-
-        A batch is made by threads or workers, moved to memory from which it can be copied by
-        `copier.prepare`, and copied by `copier.send`, on a thread of its own.
-        """
+        """Start to make the batches of an epoch, from step `start` on, and to copy them."""
         if get_worker_info() is not None:  # each worker has a copy of the loader
             raise RuntimeError(
                 "each worker of a DataLoader would give every batch of the TorchLoader: iterate "
@@ -240,17 +234,11 @@ class TorchLoader(ThreadedLoader[B]):
     def dataloader(self, arrange: Callable[[Batch], Any] | None = None, /) -> DataLoader[Any]:
         """Return a `DataLoader` over the batches of this loader, for Keras on torch.
 
-        Its length is the number of batches of an epoch. Iterating over it yields batches up to the
-        end of the epoch:
-
-        - A loader that trains starts at its position (epoch and step). A loader that evaluates
-          starts at the first batch of the epoch; only the first iteration after `load_state_dict`
-          starts at its position.
-        - The position moves to the next epoch when the last batch was yielded. It does not move if
-          the iteration stops earlier. So nothing is lost if Keras looks at the first batch to build
-          a model.
-        - If an epoch has a single batch, the first is also the last, and Keras's look moves the
-          position: build the model before `fit`, or use a `ResumeCallback`.
+        Its length is the number of batches of an epoch. It yields the batches from the loader's
+        position to the end of the epoch, and of an evaluation all. The position moves to the next
+        epoch when the last batch was yielded, and not before. So nothing is lost if Keras looks at
+        the first batch to build a model, unless an epoch has a single batch: build the model before
+        `fit`, or use a `ResumeCallback`.
 
         Lightning, Accelerate and transformers take the loader itself. A DataLoader that they make
         from this DataLoader raises TypeError.

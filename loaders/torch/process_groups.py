@@ -13,11 +13,7 @@ import torch.distributed as dist
 
 @contextmanager
 def pretended_group(rank: int, world_size: int) -> Iterator[None]:
-    """Let `torch.distributed` say that this is a rank of `world_size`; collectives raise.
-
-    Those of one rank do nothing. Without effect if there is a process group, or if this version of
-    torch has no fake one.
-    """
+    """Let `torch.distributed` say that this is a rank of `world_size`; collectives raise."""
     if not dist.is_available() or dist.is_initialized():
         yield
         return
