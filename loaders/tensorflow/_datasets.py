@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
-from twinfeed.loaders.loop.loader import B, Loader, explain_key_error
+from twinfeed.loaders.loop.loader import B, Loader, Pass, explain_key_error
 from twinfeed.loaders.loop.run import Order
 from twinfeed.loaders.tensorflow._operators import check_batch_order
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
@@ -137,7 +137,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """Load a state that `tf.train.Checkpoint` has restored."""
         self.load_state_dict(json.loads(state))
 
-    def _start_pass(self, epoch: int, start: int) -> _DatasetPass:
+    def _start_pass(self, epoch: int, start: int) -> Pass:
         self.run.track_from(epoch, start, reshardable=False)
         # Without any step, the dataset may not be made: no record shows what its batches have.
         return _DatasetPass(self, self._on_device if len(self) else ())
