@@ -288,14 +288,11 @@ class MixtureSampler(Sampler):
 
     def _samples_in_batch(self, sampler_number: int, position: int) -> tuple[int, int]:
         """Return the first sample of a sampler in the batch around this position, and the stop."""
-        first, stop = (self._interleave.num_before(bound) for bound in self._batch_around(position))
-        return int(first[sampler_number]), int(stop[sampler_number])
-
-    def _batch_around(self, position: int) -> tuple[int, int]:
-        """Return the bounds of the batch that has this position of all epochs of the mixture."""
         epoch, position_in_epoch = divmod(position, self._samples)
         start = position - position_in_epoch % self._batch_size
-        return start, min(start + self._batch_size, (epoch + 1) * self._samples)
+        stop = min(start + self._batch_size, (epoch + 1) * self._samples)
+        before, after = self._interleave.num_before(start), self._interleave.num_before(stop)
+        return int(before[sampler_number]), int(after[sampler_number])
 
 
 def _check_mixable(sampler: Sampler) -> Sampler:

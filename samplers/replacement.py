@@ -6,6 +6,8 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from math import inf
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
@@ -99,20 +101,23 @@ class Replacements:
         entries = StepSchedule.parse("replaced", schedule, check)
         #: What a state compares.
         self.parameters = {field: e for field, e in entries.parameters("replaced").items() if e}
-        found: dict[int, list[int]] = {}
-        # The good ids of each bad one, from each step on.
-        self._goods = StepSchedule(
-            entries.starts,
-            [found := {**found, **{bad: good for bad, *good in entry}} for entry in entries.values],
-        )
-        self._bad = np.array(sorted(found), np.int64)
+        # For each bad id, the steps from which on it has other good ids: [(step, good ids)].
+        self._history: dict[int, list[tuple[float, list[int]]]] = {}
+        for start, entry in zip(entries.starts, entries.values, strict=True):
+            for bad, *goods in entry:
+                self._history.setdefault(bad, []).append((start, goods))
+        self._bad = np.array(sorted(self._history), np.int64)
         self._check_goods(sampler)
 
     def _check_goods(self, sampler: BatchStream) -> None:
         """Raise ValueError unless good ids are drawn, stay, and are of the kind of the bad ones."""
-        items = [(bad, good, of) for of in self._goods.values for bad in of for good in of[bad]]
-        pairs = [(bad, good) for bad, good, _ in items]
-        _refuse(pairs, "is replaced itself", [good in goods_of for _, good, goods_of in items])
+        pairs, chained = [], []
+        for bad, history in self._history.items():
+            for (_, goods), (stop, _) in pairwise([*history, (inf, [])]):
+                pairs += [(bad, good) for good in goods]
+                # A good id is bad from its own first step on, which may be after the last use.
+                chained += [self._history.get(good, [(inf, [])])[0][0] < stop for good in goods]
+        _refuse(pairs, "is replaced itself", chained)
         bad_ids, good_ids = np.array(pairs, np.int64).reshape(-1, 2).T
         if sampler.traits.record_ids is not None:
             is_drawn = np.isin(sampler.records(good_ids), sampler.traits.record_ids)
@@ -130,10 +135,10 @@ class Replacements:
         whole.rank, whole.world_size, whole._replacements = 0, 1, None
         for i in [i for i, ids in enumerate(batches) if np.isin(ids, self._bad).any()]:
             ids = whole.batch(*divmod(first_step + i, len(stream)))
-            goods_of = self._goods.values[self._goods.index_at(first_step + i)]
-            for k in np.flatnonzero(np.isin(ids, [*goods_of])):
-                goods = goods_of[int(ids[k])]
-                ids[k] = next((good for good in goods if good not in ids), goods[0])
+            for k in np.flatnonzero(np.isin(ids, self._bad)):
+                history = self._history[int(ids[k])]
+                for goods in [goods for start, goods in history if start <= first_step + i][-1:]:
+                    ids[k] = next((good for good in goods if good not in ids), goods[0])
             batches[i][:] = ids[lows[i] : lows[i] + len(batches[i])]
 
 
