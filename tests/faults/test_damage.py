@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cases import mark_long
 from support.damage import CUTS, INDEXES
 from support.damaged_shards import RECORDS, SHARDS, Damage, of_members, of_records
 from support.formats import archive, contents, flipped, member, no_hang
@@ -243,24 +244,17 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def index_errors(
-    folder: Path, url: str, kinds: type[Exception] | tuple[type[Exception], ...], word: str
-) -> list[Any]:
-    """Return the errors of a damaged index, from a disk and from a URL: each names the index."""
-    errors = []
-    for place in (str(folder), f"{url}/{folder.name}"):
-        with pytest.raises(kinds) as caught:
-            PKBatchSampler(open_index(place).class_order, p=2, k=2, seed=0)
-        assert word in str(caught.value)
-        assert place in str(caught.value)
-        errors.append(caught.value)
-    return errors
+def index_error(place: str, kinds: type[Exception] | tuple[type[Exception], ...], word: str) -> Any:
+    """Return the error of a damaged index on a disk or at a URL, which names the index."""
+    with pytest.raises(kinds) as caught:
+        PKBatchSampler(open_index(place).class_order, p=2, k=2, seed=0)
+    assert word in str(caught.value)
+    assert place in str(caught.value)
+    return caught.value
 
 
 @pytest.mark.parametrize("what", INDEXES)
-def test_index_of_wrong_values_is_refused(
-    tmp_path: Path, index: Path, server: RangeServer, what: str
-) -> None:
+def test_index_of_wrong_values_is_refused(tmp_path: Path, index: Path, what: str) -> None:
     """The checksums are right, as an attacker would have them.
 
     Ids beyond the records would give an error of numpy in the middle of a training.
@@ -268,7 +262,17 @@ def test_index_of_wrong_values_is_refused(
     change, word = INDEXES[what]
     shutil.copytree(index, tmp_path, dirs_exist_ok=True)
     change(tmp_path / "x.index")
-    index_errors(tmp_path / "x.index", server.url, IndexFormatError, word)
+    index_error(str(tmp_path / "x.index"), IndexFormatError, word)
+
+
+@pytest.mark.parametrize("what", mark_long(INDEXES, but_every=4))
+def test_index_of_wrong_values_at_a_url_is_refused(
+    tmp_path: Path, index: Path, server: RangeServer, what: str
+) -> None:
+    change, word = INDEXES[what]
+    shutil.copytree(index, tmp_path, dirs_exist_ok=True)
+    change(tmp_path / "x.index")
+    index_error(f"{server.url}/x.index", IndexFormatError, word)
 
 
 FILES = {**CUTS, "flipped": lambda data: flipped(data, len(data) - 1), "missing": None}
@@ -285,10 +289,12 @@ def test_fault_33_index_with_one_damaged_file_is_refused(
         data = file.read_bytes()
         if damage is None:
             file.unlink()
-            index_errors(folder, server.url, (IndexFormatError, FileNotFoundError), "")
+            for place in (str(folder), f"{server.url}/x.index"):
+                index_error(place, (IndexFormatError, FileNotFoundError), "")
         else:
             file.write_bytes(damage(data))
-            error = index_errors(folder, server.url, IndexFormatError, "")[0]
+            index_error(f"{server.url}/x.index", IndexFormatError, "")
+            error = index_error(str(folder), IndexFormatError, "")
             if how == "flipped" and file.suffix == ".npy":
                 assert f"the bytes of {file.name} have changed" in str(error)
                 assert (error.path, error.advice) == (str(file), REBUILD)

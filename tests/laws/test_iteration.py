@@ -35,7 +35,8 @@ SAMPLERS = {
     if name.split("-")[0] not in ("pk", "bucket") and not name.endswith(("-schedule", "-replaced"))
 }
 PLAIN = [
-    name
+    # The order of many windows is long.
+    pytest.param(name, marks=[pytest.mark.long] * name.endswith("-windows"))
     for name in SAMPLERS
     if not name.startswith(("views", "reuse", "mixture")) and "feistel" not in name
 ]
