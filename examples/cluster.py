@@ -55,7 +55,7 @@ def label_of(record: dict[str, Any], deadly: Path) -> int:
     if "shards-4/data-00000" in record["__shard__"] and deadly.exists():
         deadly.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
-    return int(record["label"])
+    return int(record["label"][0])
 
 
 def read_rank(path: Path, rank: int) -> list[int]:

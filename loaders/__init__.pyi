@@ -35,7 +35,6 @@ from twinfeed.loaders.index.options import ReadingOptions as ReadingOptions
 from twinfeed.loaders.loop.loader import Loader as Loader
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader as NumpyLoader
 from twinfeed.loaders.loop.selector import Selector as Selector
-from twinfeed.loaders.packing import LooseFiles as LooseFiles
 from twinfeed.loaders.packing import pack as pack
 from twinfeed.loaders.reading.by_key import ByKey as ByKey
 from twinfeed.loaders.reading.dataset_source import DatasetSource as DatasetSource

@@ -34,7 +34,6 @@ from twinfeed.loaders.keras import ResumeCallback as ResumeCallback
 from twinfeed.loaders.loop.loader import Loader as Loader
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader as NumpyLoader
 from twinfeed.loaders.loop.selector import Selector as Selector
-from twinfeed.loaders.packing import LooseFiles as LooseFiles
 from twinfeed.loaders.packing import pack as pack
 from twinfeed.loaders.pictures import plot_mixing as plot_mixing
 from twinfeed.loaders.pictures import show_batch as show_batch

@@ -5,8 +5,7 @@ _sample_check.py checks samples, _split.py divides them over shards, _shard_writ
 and _publish.py moves the finished files to their folder.
 """
 
-from twinfeed.loaders.packing._inputs import LooseFiles
 from twinfeed.loaders.packing._pack import pack
 from twinfeed.loaders.packing._shard_writer import SHARD_BYTES, ShardContainer
 
-__all__ = ["SHARD_BYTES", "LooseFiles", "ShardContainer", "pack"]
+__all__ = ["SHARD_BYTES", "ShardContainer", "pack"]

@@ -26,7 +26,6 @@ from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.packing._compressed import decompressed_samples
 from twinfeed.loaders.packing._inputs import (
-    LooseFiles,
     RandomAccess,
     Sample,
     read_samples,
@@ -51,7 +50,7 @@ from twinfeed.samplers.validate import counted
 
 Records = RandomAccess | Iterable[Sample]
 
-_RANDOM_ACCESS = (Index, LooseFiles, Sequence)
+_RANDOM_ACCESS = (Index, Sequence)
 _ADVICE = "nothing can be written here: give another folder to pack to"
 
 
@@ -80,7 +79,7 @@ def pack(
     The values of a field must be of one kind in all records. A field that a record lacks is read as
     empty, and a ShardWarning counts the records that lack it. A tar holds numbers as text, and the
     label as the member `cls`. A record of a tar must have a field, and a key that no other record
-    of its shard has; dots in the name of a key become "_", as in `LooseFiles`. Bytes, such as an
+    of its shard has; dots in the name of a key become "_". Bytes, such as an
     array's `tobytes()`, are kept as they are.
 
     The index has a SHA-256 of each shard, which `verify` compares.
@@ -92,7 +91,7 @@ def pack(
 
     Args:
         source: the path of a folder of images, with a folder for each class, of an index or of
-            shards; a list of paths of images or shards; `LooseFiles`, an `Index`, or an iterable of
+            shards; a list of paths of images or shards; an `Index`, or an iterable of
             dicts. A dict has bytes, str, numbers or arrays by field name, `__key__` (a str) for the
             key, and `label` (an int or a str) for the class. A str is a number if every label is an
             integer, as in `build_index`. The fields, columns and class names of an index are packed
@@ -159,27 +158,22 @@ def _open_source(source: Any, staging: Path) -> Records:
     """Return what `pack` reads records from; for paths, by what is stored there."""
     if isinstance(source, (list, tuple)) and source:
         if all(map(has_image_extension, source)):
-            return _loose_files(source, root=None)
+            root = find_source(source, None, container=None, root=None).root
+            return build_index(source, staging / "files.index", root=str(root))
         if all(isinstance(path, (str, os.PathLike)) for path in source):
             return decompressed_samples(expand(source), staging)
     elif isinstance(source, (str, os.PathLike)):
         if is_index_path(source):
             return open_index(source)
         if os.path.isdir(source):
-            return _loose_files(source, root=source)
+            return build_index(source, staging / "files.index", root=source)
         return decompressed_samples(expand(source), staging)
-    if isinstance(source, Mapping) or not isinstance(source, (LooseFiles, Index, Iterable)):
+    if isinstance(source, Mapping) or not isinstance(source, (Index, Iterable)):
         raise TypeError(
-            "source must be a folder of images, LooseFiles, an Index or an iterable of samples, "
+            "source must be a folder of images, an Index or an iterable of samples, "
             f"got {reprlib.repr(source)}"
         )
     return source
-
-
-def _loose_files(source: Any, root: str | os.PathLike[str] | None) -> LooseFiles:
-    """Return the images of a list of paths, or of a folder, below a root."""
-    found = find_source(source, None, container=None, root=root)
-    return LooseFiles(str(found.root), [entry for job in found.jobs for entry in job.entries])
 
 
 def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -> RandomAccess:

@@ -39,7 +39,7 @@ def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
         if not isinstance(key, str):
             raise TypeError(f"__key__ must be a str, got {key!r}")
         _check_text("__key__", key, "use another key, or rename the file")
-    named = {name: value for name, value in sample.items() if name not in ("__key__", "__ext__")}
+    named = {name: value for name, value in sample.items() if name != "__key__"}
     fields = {name: _check_value(name, value) for name, value in named.items()}
     if "label" in fields:
         fields["label"] = _check_label(fields["label"])

@@ -101,7 +101,7 @@ def write_shards(
                 with add_record_to_errors(number, sample):
                     key, values = split_key(sample)
                     if isinstance(writer, TarWriter):
-                        members = _members(values, sample.get("__ext__", {}), packed)
+                        members = _members(values, packed)
                         if key is not None:
                             key = tar_key(key)
                             _check_key(key, number, keys)
@@ -151,9 +151,7 @@ def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
         )
 
 
-def _members(
-    values: dict[str, Any], file_extensions: dict[str, str], packed: PackedSplit
-) -> dict[str, bytes]:
+def _members(values: dict[str, Any], packed: PackedSplit) -> dict[str, bytes]:
     """Return the bytes of each tar member of a sample by its suffix, such as "caption.txt"."""
     if not values:
         raise ValueError(
@@ -161,7 +159,7 @@ def _members(
         )
     field_of_suffix: dict[str, str] = {}
     for name, value in values.items():
-        suffix = _member_suffix(name, value, file_extensions)
+        suffix = _member_suffix(name, value)
         first_name = field_of_suffix.setdefault(suffix, name)
         if first_name != name:
             raise ValueError(
@@ -174,15 +172,15 @@ def _members(
     return {suffix: _as_bytes(name, values[name]) for suffix, name in field_of_suffix.items()}
 
 
-def _member_suffix(name: str, value: Any, file_extensions: dict[str, str]) -> str:
+def _member_suffix(name: str, value: Any) -> str:
     """Return the suffix of a field's tar member: its name, "cls", or the format of an image."""
     if name == "label":
         return "cls"
     lower_name = name.replace("/", ".").lower()
     if name == "image":
         image_format = image_extension(value) if isinstance(value, bytes) else None
-        return file_extensions.get(name) or image_format or lower_name
-    return f"{lower_name}.{file_extensions[name]}" if name in file_extensions else lower_name
+        return image_format or lower_name
+    return lower_name
 
 
 def _as_bytes(name: str, value: Any) -> bytes:

@@ -14,10 +14,8 @@ from twinfeed import (
     DatasetSource,
     DecodeExample,
     DecodeImage,
-    Entry,
     Feed,
     Index,
-    LooseFiles,
     NumpyLoader,
     Reader,
     Results,
@@ -88,10 +86,6 @@ SHOWN: dict[str, tuple[Callable[[Index], object], str]] = {
         "DecodeImage(field='jpg', mode='L', size=(2, 3))",
     ),
     "seeded": (lambda _: Seeded(plain), "Seeded(plain)"),
-    "files": (
-        lambda index: LooseFiles(index.path.parent, [Entry("a", {"x": "t.npy"})]),
-        "<LooseFiles '{path}': 1 sample, 0 classes>",
-    ),
     "side table": (
         lambda index: SideTable(index.path.parent / "t.npy"),
         "<SideTable '{path}/t.npy': float64[7, 2]>",

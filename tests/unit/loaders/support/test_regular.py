@@ -20,7 +20,6 @@ from twinfeed.loaders import (
     FromTable,
     Index,
     LoaderError,
-    LooseFiles,
     Results,
     SideTable,
     build_index,
@@ -83,7 +82,7 @@ def indexed_image(folder: Path) -> Case:
 
 def loose_file(folder: Path) -> Case:
     entries = [Entry("a", {"text": "a.txt"})]
-    return folder / "a.txt", lambda: LooseFiles(folder, entries)[0]
+    return folder / "a.txt", lambda: build_index(entries, folder / "x.index")
 
 
 def labels(folder: Path) -> Case:
