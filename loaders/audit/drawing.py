@@ -1,9 +1,4 @@
-"""Build the user's sampler again and again, and draw from it as a training loop does.
-
-`Maker.draw` is the one way to draw. All that is asked later is recorded meanwhile: the ids and
-sizes of the items of each epoch, what `len` said, the seconds, the methods that the sampler has,
-and the global random states before and after.
-"""
+"""Build the user's sampler again and again, and draw from it as a training loop does."""
 
 from __future__ import annotations
 
@@ -37,11 +32,8 @@ class TimeOverError(StoppedError):
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """The ids of a pass, and the number of ids of each item: 1 if single ids came.
-
-    `ended` is False if the pass went on after as many ids as were wanted. `length` is what `len`
-    said before the pass, or the error that it raised. `seconds` are those to the first item, and
-    those for all others.
+    """The ids of a pass, and the number of ids of each item. `ended` is False if it was cut,
+    `length` is what `len` said, and `seconds` are those to the first item and those of all others.
     """
 
     ids: Int64s
@@ -79,9 +71,8 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The passes of a new sampler, one for each epoch, and which of `METHODS` it has.
-
-    `states` are the global random states before it was built, and after its first pass.
+    """The passes of a new sampler, which of `METHODS` it has, and the global random states around
+    the first pass.
     """
 
     passes: list[Pass]
@@ -91,11 +82,7 @@ class Stream:
 
 
 def parameters_of(make: Callable[..., Any]) -> dict[str, Any]:
-    """Return which of PARAMETERS a function takes, and their defaults, or 0.
-
-    Raises:
-        TypeError: it needs another one.
-    """
+    """Return which of PARAMETERS a function takes, and their defaults; TypeError for others."""
     try:
         signature = inspect.signature(make)
         defaults = {name: p.default for name, p in signature.parameters.items()}
@@ -119,10 +106,7 @@ def method_of(sampler: Any, name: str) -> Any:
 
 
 class Maker:
-    """Builds samplers by `make`, and draws from them; what they raise becomes a `StoppedError`.
-
-    With `one_rank_group`, one rank alone has a process group, too.
-    """
+    """Builds samplers by `make`, and draws from them; what they raise becomes a `StoppedError`."""
 
     def __init__(self, make: Callable[..., Any], declared: Declared) -> None:
         self.takes = parameters_of(make)
@@ -172,8 +156,7 @@ class Maker:
     ) -> Stream:
         """Draw epochs as a training loop does: of one sampler, `set_epoch` before each pass.
 
-        A sampler that is its own iterator, as a generator is, has one pass, and is built anew.
-        `start`, if it is an argument, is of the first epoch. An endless pass is the only one.
+        A generator is built anew for each pass. An endless pass is the only one.
         """
         passes, states, sampler = list[Pass](), list[dict[str, bytes]](), None
         with self.running("make", rank, world_size, salt=salt):

@@ -1,7 +1,4 @@
-"""The surroundings in which a sampler runs: a rank's environment, known random states, a deadline.
-
-Afterwards all is as before.
-"""
+"""The surroundings of a sampler: a rank's environment, known random states, a deadline."""
 
 from __future__ import annotations
 
@@ -56,10 +53,7 @@ def has_alarm() -> bool:
 
 @contextmanager
 def deadline(until: float) -> Iterator[None]:
-    """Raise `OutOfTimeError` at a time of `time.monotonic`, if signals can do so.
-
-    Code in C that never returns to Python is not interrupted.
-    """
+    """Raise `OutOfTimeError` at a time of `time.monotonic`, if signals can do so, and not in C."""
     if not has_alarm():
         yield
         return

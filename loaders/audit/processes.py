@@ -21,10 +21,8 @@ _GRACE = 3.0  # seconds that a process has to end by itself
 
 
 def call_in_child(function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float) -> Any:
-    """Return the result of a call in a new process, or None if the arguments are unknown there.
-
-    The main script is not imported, as it may have no guard. To import the modules of the arguments
-    takes no part of the seconds.
+    """Return the result of a call in a new process, or None if the arguments are unknown there, as
+    those of the main script, which is not imported.
     """
     try:
         pickled = pickle.dumps(arguments)

@@ -20,10 +20,8 @@ _OTHER_SALT = 7  # of the global random states after a restart, as in a new proc
 
 
 class Trial(NamedTuple):
-    """A restart of a rank in an epoch, after some items: `stops` are the steps where it stopped.
-
-    `known` are the passes of a run that went on, from epoch 0 on. `expected` is what comes after
-    the restart, by epoch: the rest of this one, unless it has ended, and the next one.
+    """A restart of a rank in an epoch, after the items of `stops`; the passes of a run that went
+    on; and what is expected, by epoch: the rest of this one, unless it has ended, and the next one.
     """
 
     name: str
@@ -74,10 +72,8 @@ def _compare(world: World, restart: Restart, *, twice: bool) -> Answers:
 
 
 def _trials(world: World, *, twice: bool) -> Iterator[Trial]:
-    """Yield restarts of the first and the last rank, in two epochs.
-
-    The next epoch is compared, too, unless global random states have a part in it. Endless streams
-    also stop after what this rank, and all ranks, call an epoch.
+    """Yield restarts of the first and the last rank, in two epochs; the next epoch is compared too,
+    unless global random states have a part in it.
     """
     goes_on = world.ignores_global_state and "epoch" not in world.maker.takes
     for rank in sorted({0, world.size - 1}):

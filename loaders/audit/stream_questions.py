@@ -1,7 +1,4 @@
-"""Questions of what came: kind, ids, length, ranks, records, classes and mixing.
-
-A question yields answers: a mark, and a phrase. "!" is a fault, "-" a fact, " " as it should be.
-"""
+"""Questions of what came. Marks of answers: "!" is a fault, "-" a fact, " " as it should be."""
 
 from __future__ import annotations
 
@@ -88,11 +85,7 @@ def ask_coverage(world: World) -> Answers:
 
 
 def ask_never(world: World) -> Answers:
-    """Whether there are records that never come, and whether the same are always missing.
-
-    Not by chance: in many more epochs, if they can be drawn. A sampler in stored order drops the
-    same tail each time, and an empty stream drops all.
-    """
+    """Whether records never came, and whether the same are missing in many more epochs."""
     missing = world.counts == 0
     unseen = np.flatnonzero(missing.all(axis=0))
     always = (missing == missing[0]).all() and not (world.is_stored_order or missing.all())
@@ -107,10 +100,7 @@ def ask_never(world: World) -> Answers:
 
 
 def ask_classes(world: World) -> Answers:
-    """Count the classes of a batch, their records, and the records that come twice.
-
-    A record comes twice needlessly if its class has others. The usual batch is compared with all.
-    """
+    """Count the classes of a batch, their records, and those that come twice needlessly."""
     ids = np.concatenate([drawn.ids for passes in world.ranks for drawn in passes])
     sizes = np.concatenate([sizes for rank in world.sizes for sizes in rank])
     batches = np.repeat(np.arange(len(sizes)), sizes)[ids >= 0]

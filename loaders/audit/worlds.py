@@ -20,11 +20,8 @@ _MOST_IDS = 2_000_000  # that are drawn for it
 
 @dataclass
 class World:
-    """The streams of all ranks, for one number of ranks: all that the questions ask of.
-
-    `ranks` has the passes of each rank; an endless stream is divided into epochs. `passes` are
-    those of rank 0. `counts` says how often each record came, int64[epochs, records]. `step` is the
-    number of ids of a batch of all ranks.
+    """The streams of all ranks, for one number of ranks. `counts` says how often each record came,
+    int64[epochs, records], and `step` is the number of ids of a batch of all ranks.
     """
 
     maker: Maker
@@ -86,11 +83,7 @@ class World:
 
 
 def draw_worlds(maker: Maker, declared: Declared, not_asked: dict[str, str]) -> list[World]:
-    """Draw each number of ranks. Those that cannot be drawn are added to `not_asked`.
-
-    Raises:
-        StoppedError: a sampler that takes the rank, or that has one rank, cannot be drawn from.
-    """
+    """Draw each number of ranks. Those that cannot be drawn are added to `not_asked`."""
     # What `make` imports is then there, before states are compared. An error comes again below.
     with suppress(StoppedError), maker.running("make"):
         maker.build(rank=0, world_size=1, epoch=0)

@@ -75,10 +75,7 @@ class _ColumnWriter:
 
 
 class _StringWriter:
-    """Write strings to two arrays: the bytes of all strings, and the end of each string in these.
-
-    `num_strings` and `num_bytes` are those of all parts together.
-    """
+    """Write strings to two arrays: all bytes, and the end of each string in these."""
 
     def __init__(self, store: IndexWriter, name: str, num_strings: int, num_bytes: int) -> None:
         self.name, self.num_written = name, 0

@@ -45,11 +45,9 @@ Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
 def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) -> BadRecord:
-    """Return the `BadRecord` for an error that reading a shard has raised.
+    """Return the `BadRecord` for an error of reading; its number is -1 for a whole shard or file.
 
-    The number of the record is -1 if the whole shard or file is missing, unreadable, or changed
-    since it was indexed. If `rest` is True, all later records of the shard, the rest of it, cannot
-    be read either.
+    If `rest` is True, all later records of the shard cannot be read either.
     """
     if isinstance(error, OSError):
         return BadRecord(shard, -1, problem=error.strerror or str(error))
@@ -78,11 +76,7 @@ def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord]
 
 
 def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
-    """Read a list of bad records that was written by `write_bad_records` or by hand.
-
-    Each line needs a `shard` and a `record`. Empty lines are skipped. Any other line raises
-    ValueError.
-    """
+    """Read a list of bad records, which may be written by hand; ValueError for a bad line."""
     lines = read_file(path, LIMITS.table_bytes).decode("utf-8", "surrogateescape").splitlines()
     where = f"{os.fspath(path)}, line"
     return [_parse_line(line, f"{where} {n}") for n, line in enumerate(lines, 1) if line.strip()]

@@ -39,20 +39,14 @@ READ_ITEMS = 1 << 20
 
 
 class Vocabulary:
-    """The different label names in the order of their first occurrence, each with its index.
-
-    None means a record without a label.
-    """
+    """The different labels in the order of their first occurrence, each with its index."""
 
     def __init__(self) -> None:
         # A defaultdict stores the next integer for a name that is looked up for the first time.
         self._indices: defaultdict[Label | None, int] = defaultdict(count().__next__)
 
     def add(self, names: Sequence[Label | None], /) -> Int64s:
-        """Add the names that are new, and return the index of each name.
-
-        The first call with ["cat", "dog", "cat"] returns [0, 1, 0].
-        """
+        """Add the names that are new, and return the index of each: [0, 1, 0] for cat, dog, cat."""
         # `_indices` is a defaultdict, so looking up a new name adds it with the next index.
         return np.fromiter(map(self._indices.__getitem__, names), np.int64, len(names))
 
@@ -207,10 +201,7 @@ def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int6
 
 
 def _count_classes(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
-    """Return the distinct labels, sorted, the count of each, and the first record of each.
-
-    It is `np.unique` in chunks, to bound memory. For [7, 5, 7]: [5, 7], [1, 2] and [1, 0].
-    """
+    """Return the distinct labels, sorted, their counts and first records, in chunks."""
     values, counts, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
     for start in range(0, len(labels), READ_ITEMS):
         chunk = labels[start : start + READ_ITEMS]

@@ -227,13 +227,10 @@ LabelSource = str | FromJson | FromExample | FromFolder | FromFile | FromTable |
 
 
 def label_of(source: LabelSource, record: Record, shard: str, below: str) -> Label | None:
-    """Return the label of a record, an int or a str; None if it has no label.
+    """Return the label of a record, an int or a str, or None; an error for a value that is no
+    label.
 
     `shard` is the path of the shard, and `below` its path below the root.
-
-    Raises:
-        DataCorruptionError: a value that is not a label.
-        DecodeError: a function fails, or returns something that is not a label.
     """
     if isinstance(source, str):
         value = _field_value(record.fields.get(source))
@@ -261,11 +258,7 @@ def label_of(source: LabelSource, record: Record, shard: str, below: str) -> Lab
 
 
 def key_of(name: str, record: Record, shard: str, /) -> str:
-    """Return the key of a record, which is the value of the bytes feature `name`, as text.
-
-    Raises:
-        DataCorruptionError: the feature is missing.
-    """
+    """Return the key of a record, which is the value of the bytes feature `name`, as text."""
     field = record.fields.get(name)
     if field is None or field.kind != "bytes":
         problem = f"the bytes feature {name!r} of key="
@@ -282,11 +275,7 @@ def missing_error(item: str, record: Record, shard: str, advice: str, /) -> Data
 
 
 def label_source(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | None]:
-    """Return the kind of a source of labels and its name, as the manifest of an index has them.
-
-    For example, `label="cls"` gives ("field", "cls"), and `FromJson("json", "class")` gives
-    ("json", "json:class"). The other kinds are "example", "folder", "file", "table", "function".
-    """
+    """Return the kind and the name of a source of labels, such as ("json", "json:class")."""
     if label is None or isinstance(label, str):
         return (None if label is None else "field"), label
     if isinstance(label, _Source):
@@ -312,10 +301,7 @@ def label_kind(label: Label, /) -> str:
 
 
 def check_one_kind(first_of_kind: Mapping[str, str], /) -> None:
-    """Raise ValueError if there are both integer labels and names.
-
-    `first_of_kind` says by kind, "integers" or "names", where the first such label is.
-    """
+    """Raise ValueError for integers and names; `first_of_kind` says where the first of each is."""
     if len(first_of_kind) > 1:
         raise ValueError(
             "labels must be all integers or all names, got an integer "
@@ -324,10 +310,7 @@ def check_one_kind(first_of_kind: Mapping[str, str], /) -> None:
 
 
 def label_field_error(where: str, /) -> ValueError:
-    """Return the error for a field of shard `where` that is called "label" but is not the label.
-
-    An index stores the labels as its column "label", so no other field may have this name.
-    """
+    """Return the error for a field that is called like the column "label", and is not it."""
     return ValueError(
         f"a field of {where} is called 'label' like the column of the labels: list all fields to "
         "index, with another name for this one, as in fields={'text': 'label'} (--field text=label)"
@@ -335,11 +318,7 @@ def label_field_error(where: str, /) -> ValueError:
 
 
 def location_of(record: Record, shard: str, field: Range | None = None) -> dict[str, Any]:
-    """Return the path, offset, number and key of a record (or of its field) for an error.
-
-    A record is either in a shard, at an offset, or it consists of one or more loose files. Then the
-    path is the path of the field's file, and the offset is None, since the whole file is meant.
-    """
+    """Return the path, offset, number and key of a record, or of its field, for an error."""
     path = shard
     offset: int | None = (field or record).offset
     if record.paths:  # loose files
@@ -348,9 +327,7 @@ def location_of(record: Record, shard: str, field: Range | None = None) -> dict[
 
 
 def _field_value(field: Range | None) -> Any:
-    """Return the value of a field as a label: text, a number, or else a dict or list, to be
-    refused.
-    """
+    """Return the value of a field: text, a number, or else a dict or list, to be refused."""
     if field is None:
         return None
     if field.kind == "bytes":
@@ -392,9 +369,7 @@ def _duplicates(items: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _read_table(path: str, size: int, time: int) -> dict[str, str]:
-    """Return the labels by key in the columns of a file that are called key and label. A process
-    that builds many parts reads a file once, unless it changes.
-    """
+    """Return the labels of a file by key; a process reads an unchanged file once."""
     names, *rows = csv_rows(path) or [[]]
     names = [name.strip().lower() for name in names]
     if not {"key", "label"} <= {*names}:

@@ -22,11 +22,7 @@ Fields = Mapping[str, str] | Iterable[str]
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """The settings of a build, which each worker needs to scan a shard.
-
-    `root` is the folder to which the paths of shards are relative. `label` says where each record's
-    label is, or is None.
-    """
+    """The settings of a build, which each worker needs to scan a shard."""
 
     root: Root
     options: IndexOptions
@@ -36,9 +32,7 @@ class BuildPlan:
     def of(
         cls, source: ShardSource, label: LabelSource | None, fields: Fields | None, reading: Reading
     ) -> BuildPlan:
-        """Return the plan for indexing the shards of `source`, with options as an index stores
-        them.
-        """
+        """Return the plan for indexing the shards of `source`."""
         if label is None and any(entry.label for job in source.jobs for entry in job.entries):
             label = FromFolder()  # images in folders that are named after classes
         label_kind, label_name = label_source(label)  # as the index stores where labels are
@@ -74,11 +68,7 @@ class BuildPlan:
 
 
 def add_headers(checksum: int, headers: Iterable[bytes]) -> int:
-    """Continue the running checksum of a shard's record headers over further `headers`.
-
-    The checksum is 0 before the first header. Each header changes it to the CRC-32C of the previous
-    checksum followed by the header, so the last checksum depends on all headers.
-    """
+    """Continue the CRC-32C over headers: of the checksum so far, followed by the header."""
     for header in headers:
         checksum = crc32c(checksum.to_bytes(4, "little") + header)
     return checksum

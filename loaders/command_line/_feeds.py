@@ -26,9 +26,8 @@ def load_feed(text: str) -> Feed:
 def load_name(text: str, argument: str) -> Any:
     """Import a Python file, and return what has a name in it: "train.py:feed", `feed` of train.py.
 
-    While the file is imported, `sys.argv` has its path alone, and no loader starts. The modules
-    beside the file stay until the next file, which may have others of the same names, is imported.
-    So its functions can be pickled.
+    The modules beside it stay until the next file is imported, so that its functions can be
+    pickled.
     """
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py"):

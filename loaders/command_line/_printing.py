@@ -9,9 +9,7 @@ from twinfeed.loaders.errors import printable
 
 
 def print_lines(*lines: str, error: bool = False) -> None:
-    """Print lines, with terminal controls in names and values escaped. All output goes through
-    here.
-    """
+    """Print lines, with terminal controls in names and values escaped."""
     for line in lines:
         print(printable(line), file=sys.stderr if error else sys.stdout)
 

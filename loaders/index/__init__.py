@@ -2,7 +2,7 @@
 
 index.py is the class `Index` with the arrays that it must have, and open.py has `open_index`, which
 finds the shards. sizes.py measures the records. manifest.py reads and checks the manifest and has
-the version of the format, arrays.py maps arrays, and remote_index.py copies an index from and to a
+the version of the format, arrays.py maps arrays, and remote_index.py copies an index from a
 URL. paths.py has the paths of the shards, and options.py the options of a build. The room building/
 writes indexes: _part_stats.py the arrays of shards, _merge.py those of records, classes.py those of
 classes.

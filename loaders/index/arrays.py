@@ -1,11 +1,7 @@
 """The arrays of an index: rows with the byte range of a field, strings, and memory-mapped arrays.
 
-Rows have narrow types in files, and a single type in memory.
-
-- A small array is read and checked when the index is opened. It is not mapped, since each mapping
-  keeps a file descriptor.
-- A large array is mapped. So opening costs the same for a thousand and ten million records, and all
-  processes share one copy. A large array is compared with its SHA-256 when it is first used.
+Small arrays are read and checked when the index is opened, as each mapping keeps a file descriptor.
+Large arrays are mapped, and checked when they are first used.
 """
 
 from __future__ import annotations
@@ -42,15 +38,8 @@ _CHUNK_STRINGS, _MAX_SHOWN = 1 << 14, 100  # strings decoded in one call, and sh
 
 
 def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
-    """Return the narrowest dtype for the rows of a field, which say where its bytes lie.
-
-    A row is (location, length, CRC-32C). The location is an offset in a shard, or with
-    `whole_files` the number of a file.
-
-    Args:
-        location: the largest location of all rows.
-        length: the largest length.
-        whole_files: whether each field is a whole file.
+    """Return the narrowest dtype of rows (location, length, CRC-32C) up to these values. The
+    location is an offset in a shard, or with `whole_files` the number of a file.
     """
     name = "file" if whole_files else "offset"
     lengths = "<i4" if length < 1 << 31 else "<i8"
@@ -58,13 +47,7 @@ def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np
 
 
 def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
-    """Return the four dtypes that the rows of a field may have, to check the array of a file.
-
-    A row says where the bytes of a field lie: (location, length, CRC-32C). The location is an
-    offset in a shard; or, with `whole_files`, the number of a file. To save space, location and
-    length each have four bytes if all values of the field fit (locations below 2**32, lengths below
-    2**31), and else eight: this makes four dtypes.
-    """
+    """Return the four dtypes of rows: location and length have four bytes, or eight."""
     return {
         row_type(location, length, whole_files=whole_files)
         for location in (0, 1 << 32)  # a value that fits in four bytes, and one that does not
@@ -165,8 +148,7 @@ class StringColumn(Sequence[str]):
 class Arrays:
     """The arrays that a manifest names, after checks of the size, type and shape of each file.
 
-    `verified` has the names of the memory-mapped arrays that were compared with their SHA-256. A
-    mapping is safe, since the file of an array is only ever replaced as a whole, never truncated.
+    `verified` names the mapped arrays that were compared with their SHA-256.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -187,20 +169,11 @@ class Arrays:
         return np.asarray(self._arrays[name])
 
     def verified_array(self, name: str) -> Array:
-        """Return an array whose bytes were compared with their SHA-256 in the manifest.
-
-        Raises:
-            IndexFormatError: the bytes have changed since they were written.
-        """
+        """Return an array whose bytes were compared with their SHA-256 in the manifest."""
         return np.asarray(self.verified_memmap(name))
 
     def verified_memmap(self, name: str) -> Array:
-        """Return an array whose bytes were compared with their SHA-256; a large array as an
-        `np.memmap`, which has the name of its file.
-
-        A large array is compared at the first call for it. Small arrays were compared when they
-        were read.
-        """
+        """Return `verified_array`; a large array as `np.memmap`, with the name of its file."""
         array = self._arrays[name]
         if isinstance(array, np.memmap) and name not in self.verified:
             memory_map = array.base  # an mmap.mmap
@@ -209,14 +182,7 @@ class Arrays:
         return array
 
     def _open(self, name: str, file: BinaryIO) -> Array:
-        """Return the array in the open file `{name}.npy`.
-
-        A small array is read and compared with its SHA-256. A large array is mapped, and compared
-        when it is first used.
-
-        Raises:
-            IndexFormatError: the file does not have the size, type and shape in the manifest.
-        """
+        """Return the array in a file; IndexFormatError if it is not as the manifest says."""
         entry, size = self._entries[name], os.fstat(file.fileno()).st_size
         if size != entry["bytes"]:
             problem = f"incomplete index: {name}.npy has the wrong size"

@@ -1,8 +1,4 @@
-"""The class `Index`: the byte range of each field of each record, labels and numeric columns.
-
-The table of a field has one row per record: the offset and the length of the field's bytes, and
-their CRC-32C.
-"""
+"""The class `Index`: the byte range of each field of each record, labels and numeric columns."""
 
 from __future__ import annotations
 
@@ -125,10 +121,7 @@ class Index:
         return isinstance(self.shards_root, Location)
 
     def _check_arrays(self) -> None:
-        """Raise KeyError or ValueError unless all arrays exist, with the right types and lengths.
-
-        The strings "ab", "c" have the text "abc" and the ends [2, 3].
-        """
+        """Raise KeyError or ValueError unless all arrays have the right types and lengths."""
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
 
         def check(name: str, length: int, *dtypes: Any, ndim: int = 1) -> None:
@@ -212,10 +205,7 @@ class Index:
         return self._strings("tags")[number] or None  # "" if the store has sent none
 
     def _strings(self, name: str, *, verify: bool = True) -> StringColumn:
-        """Return the column of strings that the index stores under `name`, such as "keys".
-
-        With `verify`, their bytes are compared with their SHA-256.
-        """
+        """Return the column of strings called `name`, if `verify` compared with its SHA-256."""
         get_array = self._arrays.verified_array if verify else self._arrays.__getitem__
         text, ends = get_array(f"{name}-text"), get_array(f"{name}-ends")
         # Only paths may have to be converted: "a%20b.tar" at a web server is "a b.tar" in a folder.
@@ -440,9 +430,7 @@ def load_index(
 ) -> Index:
     """Load the index in the folder or at the URL `path`, without looking at its shards.
 
-    `root` is the folder of the shards; by default the folder that contains the index folder. An
-    index at a URL is downloaded to the cache, or to a temporary folder that is removed with the
-    object.
+    An index at a URL is copied to the cache, or to a folder that is removed with the object.
     """
     location = parse_location(path)
     default_root: Root
@@ -466,10 +454,7 @@ def load_index(
 
 
 def _open_arrays(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
-    """Load the index in a local folder; retry if a build replaces the index at the same time.
-
-    `where` is the path or the URL of the index, for messages, and `root` the folder of its shards.
-    """
+    """Load the index in a local folder; retry if a build replaces the index at the same time."""
     manifest, previous = read_manifest(folder, where), None
     while manifest != previous:
         try:
@@ -497,20 +482,10 @@ def _unpickle(
     cache: DiskCache | None,
     where: str,
 ) -> Index:
-    """Load a pickled index in another process.
+    """Load a pickled index in another process; StaleIndexError if it was rebuilt in between.
 
-    Args:
-        path: the local folder of the index.
-        root: the folder or URL of its shards.
-        fingerprint: the digest of the data that the index had when it was pickled.
-        verified: the arrays that the first process has compared with their SHA-256: they are not
-            compared again.
-        cache: the disk cache of remote shards, or None.
-        where: the name of the index in messages: the folder; or, if the folder is a local copy of
-            an index at a URL, the URL.
-
-    Raises:
-        StaleIndexError: the index was rebuilt since it was pickled.
+    Arrays that are `verified` are not compared again. `where` is the folder or the URL, for
+    messages.
     """
     index = load_index(path, root, cache)
     if index.fingerprint != fingerprint:

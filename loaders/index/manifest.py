@@ -37,14 +37,7 @@ def is_index(path: Path, /) -> bool:
 
 
 def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
-    """Read and check the manifest of the index in the folder `path`.
-
-    Errors name `source`, such as the URL that the folder is a copy of, in place of the folder.
-
-    Raises:
-        FileNotFoundError: there is no index.
-        IndexFormatError: the index is incomplete or damaged, or has another version.
-    """
+    """Read and check the manifest of the index in the folder `path`; errors name `source`."""
     file, source = path / MANIFEST, source or path
     error = partial(IndexFormatError, path=source)
     try:

@@ -93,15 +93,11 @@ def open_index(
 
 
 def set_shards_root(index: Index) -> None:
-    """Set `index.shards_root` to the folder or URL where the shards of an index are.
+    """Set `index.shards_root` to the URL that the index was built with, if the shards are not
+    beside it.
 
-    By default the shards lie next to the index: `shards_root` is already the folder that contains
-    the index folder. If the first shard is not there, use the URL at which the shards were when the
-    index was built (`built_root`).
-
-    Raises:
-        UnsafeContentError: the URL is not allowed. An index from an untrusted source could name any
-            URL. So it must have the host of the index, or be listed in TWINFEED_ROOTS.
+    An index could name any URL: UnsafeContentError unless it has the host of the index, or is
+    allowed.
     """
     folder, indexed_url = index.shards_root, index.built_root
     if indexed_url is None or indexed_url == folder or _has_first_shard(index):
@@ -120,9 +116,8 @@ def set_shards_root(index: Index) -> None:
 
 
 def _has_first_shard(index: Index) -> bool:
-    """Return whether the first shard, or the first loose file, exists below `index.shards_root`.
-
-    If this cannot be found out, False is returned, and the caller takes the other root.
+    """Return whether the first shard or file is below `index.shards_root`; else, or if unknown,
+    False.
     """
     # No error is raised here, as the shards may be elsewhere: below the root that the caller takes,
     # the path is checked again when it is read. The two errors are that a store refuses the request
@@ -133,9 +128,7 @@ def _has_first_shard(index: Index) -> bool:
 
 
 def _unverified_paths(index: Index) -> StringColumn:
-    """Return the paths of the shards, or of the loose files. Their checksum is not yet compared,
-    since this takes long for millions of files.
-    """
+    """Return the paths of the shards, or of the loose files, without comparing their checksum."""
     name = "files" if index.container == "files" else "shardpaths"
     return index._strings(name, verify=False)
 
@@ -148,15 +141,8 @@ def file_exists(root: Root, name: str, /) -> bool:
 
 
 def _stat_shards(index: Index) -> None:
-    """Check that the shards of an index exist and have the sizes that they were indexed with.
-
-    - Shards: all are checked; or, if there are more than `_STAT_ALL`, an evenly spread sample. At
-      a URL, only their names are checked.
-    - Loose files: at least one file of a sample must exist. At a URL, nothing is checked.
-
-    Raises:
-        FileNotFoundError: shards are missing.
-        StaleIndexError: a shard has another size.
+    """Check that shards exist with their sizes: all, or a sample of many. Of a sample of loose
+    files at least one must exist. At a URL, only the names of shards are checked.
     """
     is_loose = index.container == "files"
     paths = _unverified_paths(index)

@@ -135,11 +135,7 @@ class IndexOptions(Reading):
 
 
 def parse_reading_options(function: Callable[..., object], options: ReadingOptions, /) -> Reading:
-    """Return the keyword options of a user's call that say how to read records, checked.
-
-    Raises:
-        TypeError: a name that is not an option of `function`, which the user has called.
-    """
+    """Return the keyword options of a call of `function` that say how to read records."""
     option_names = ReadingOptions.__annotations__
     for name in options:
         if name not in option_names:

@@ -28,13 +28,9 @@ def output_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_relative(path: str, *, is_object_key: bool = False) -> str:
-    """Return a path of an index unchanged, after checking that it stays below its root.
+    """Return a path of an index unchanged; UnsafeContentError unless it stays below its root.
 
-    With `is_object_key`, the path is the key of an object in an object store, which may begin like
-    the scheme of a URL, as in "a:/b". The path of a file may not.
-
-    Raises:
-        UnsafeContentError: an absolute path, or one with "..".
+    The key of an object may begin like a scheme, as in "a:/b". The path of a file may not.
     """
     parts = path.split("/")
     has_scheme = not is_object_key and _SCHEME.match(path)
@@ -59,20 +55,12 @@ def join(root: Root, path: str) -> Root:
 
 
 def resolve_below(folder: str, path: str) -> str:
-    """Return the path of a file below a folder, with symbolic links resolved.
-
-    Raises:
-        UnsafeContentError: the path, or a link, leads out of the folder.
-    """
+    """Return the path of a file below a folder; UnsafeContentError if a link leads out of it."""
     return PathResolver(folder).resolve(check_relative(path))
 
 
 def relative_to(root: Root, path: Root) -> str:
-    """Return the path of a file or URL relative to `root`, with "/" as separator.
-
-    Raises:
-        ValueError: the path is not below the root.
-    """
+    """Return the path of a file or URL relative to `root`; ValueError if it is not below."""
     if isinstance(root, Location) or isinstance(path, Location):
         both_urls = isinstance(root, Location) and isinstance(path, Location)
         below_root = path.below(root) if both_urls else None  # type: ignore[union-attr, arg-type]
@@ -89,14 +77,7 @@ def relative_to(root: Root, path: Root) -> str:
 
 
 def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Check that local shards exist and have the sizes that they were indexed with.
-
-    Of shards at a URL, only the names are checked.
-
-    Raises:
-        FileNotFoundError: shards are missing.
-        StaleIndexError: a shard has another size.
-    """
+    """Check that local shards exist with their sizes; at a URL, only the names."""
     for name in names:
         check_relative(name, is_object_key=isinstance(root, Location))
     if isinstance(root, Location):

@@ -34,11 +34,8 @@ _UNWRITABLE |= {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}  # other
 
 
 def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
-    """Download the index at a URL, unless the cache has the same copy already.
-
-    Returns:
-        The folder of the copy, and the temporary folder to remove later. With a cache, the second
-        is None: the copy stays in a folder of the cache.
+    """Download the index at a URL, unless the cache has the same copy already; return its folder,
+    and the temporary folder to remove later, if there is no cache.
     """
     if cache is not None:
         try:
@@ -56,13 +53,7 @@ def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Pat
 
 
 def _download(url: Location, parent_folder: Path) -> Path:
-    """Download an index to a new folder in `parent_folder`, and return the new folder.
-
-    Retry if the index is replaced during the download.
-
-    Raises:
-        StaleIndexError: the index was replaced several times.
-    """
+    """Download an index to a new folder, again if it is replaced meanwhile."""
     for _ in range(_ATTEMPTS):
         if (folder := _download_once(url, parent_folder)) is not None:
             return folder
@@ -74,11 +65,7 @@ def _download(url: Location, parent_folder: Path) -> Path:
 
 
 def _download_once(url: Location, parent_folder: Path) -> Path | None:
-    """Download an index, unless `parent_folder` has the same copy, and return its folder.
-
-    The copy is written to a hidden folder, and renamed when it is complete. Returns None if the
-    index was replaced during the download.
-    """
+    """Download an index, and rename it when complete; None if it was replaced meanwhile."""
     with temporary_folder(parent_folder) as temporary:
         download_folder = temporary / "index"
         download_folder.mkdir()

@@ -28,10 +28,7 @@ def field_bytes(index: Index, /) -> int:
 
 
 def record_bytes(index: Index, fields: Sequence[str] | None = None, /) -> float:
-    """Return the mean size in bytes of a record's fields (default: all its fields).
-
-    The mean is taken over up to `_SAMPLE` evenly spaced records.
-    """
+    """Return the mean bytes of a record's fields (default: all), over up to `_SAMPLE` records."""
     ids = np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLE)).astype(np.int64))
     lengths = index.rows(list(index.fields if fields is None else fields), ids)["length"]
     return float(lengths.clip(0).sum() / max(1, len(ids)))

@@ -14,8 +14,7 @@ from twinfeed.loaders.support.array_types import Array
 class ResumedCallbackList(keras.callbacks.CallbackList):
     """The user's callbacks, then History, then the ResumeCallback, which checkpoints their states.
 
-    Before the first epoch of a resumed `fit`, and after `on_train_begin`, which resets some
-    callbacks, their states are restored. Batches are numbered within the whole epoch.
+    Their states are restored after `on_train_begin`. Batches are numbered within the whole epoch.
     """
 
     def __init__(
@@ -48,10 +47,8 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Call the callbacks' `on_epoch_begin`; in a resumed `fit`, first restore their states.
 
-        A scheduler changes the rate at the start of an epoch, and must not change it twice. So in
-        mid-epoch it gets the rate with which the epoch had started, and the rate of the checkpoint
-        is set again after it. For example, a scheduler has halved the rate from 8 to 4, and another
-        callback has set 3 within the epoch.
+        In mid-epoch a scheduler gets the rate with which the epoch had started, not to change it
+        twice: it had halved 8 to 4, another callback set 3, and the rate is 3 again after it.
         """
         rates = _model.learning_rates(self.model.optimizer)
         checkpoint_rates = _model.to_numpy(rates)  # 3: the model was restored already

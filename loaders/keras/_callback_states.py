@@ -52,11 +52,7 @@ def clear_early_stop(callbacks: Iterable[Any]) -> None:
 
 
 def unrestorable_callbacks(callbacks: Iterable[Any]) -> list[str]:
-    """Return the names of the callbacks whose state cannot be saved and restored.
-
-    It can be for those with `get_state` and `set_state`, and for Keras's own, but not for their
-    subclasses, which may have more attributes.
-    """
+    """Return the names of callbacks without `get_state` that are not Keras's own."""
 
     def is_restorable(callback: Any) -> bool:
         # CSVLogger(append=False) empties its file when `fit` begins.

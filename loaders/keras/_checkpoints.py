@@ -1,7 +1,6 @@
 """The checkpoints of a run: files, written atomically; all but the last two are deleted.
 
-Each is a file of weights, as Keras writes it (HDF5), with two additions: a group that has the state
-of the run, and, after the end of the HDF5, the checksum of all bytes before it.
+Each is a file of Keras's weights (HDF5), with a group for the state, and a checksum after its end.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def write(folder: Path, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Path:
-    """Write a checkpoint, delete all but the last two, and return the file of the new one.
-
-    `save_weights` writes the weights of the model to a file.
-    """
+    """Write a checkpoint, delete all but the last two, and return the file of the new one."""
     folder.mkdir(parents=True, exist_ok=True)
     files = _files(folder)
     number = _number_of(files[-1]) + 1 if files else 1
@@ -128,11 +124,7 @@ def _checksum(file: Path, size: int) -> bytes:
 
 
 def _to_json(value: Any, arrays: list[Array], where: str) -> Any:
-    """Return a value that JSON can hold, and append its arrays to `arrays`.
-
-    An array becomes {"twinfeed.array": its index}. `where` says in the error which value cannot be
-    saved.
-    """
+    """Return a value that JSON can hold, and append its arrays to `arrays`."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcV" and value.dtype.names is None:

@@ -14,10 +14,7 @@ from twinfeed.loaders.loop.loader import Loader
 
 
 class LoaderDataAdapter(PyDatasetAdapter):
-    """Give Keras the batches of a loader, from its position to the end of the epoch.
-
-    Keras would always request the batches of a whole epoch from a plain `PyDataset`.
-    """
+    """Give Keras the batches of a loader, from its position to the end of the epoch."""
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any], weights: Any) -> None:
         super().__init__(_BatchesByStep(loader, arrange), weights)
@@ -29,9 +26,7 @@ class LoaderDataAdapter(PyDatasetAdapter):
     _get_iterator = __iter__
 
     def on_epoch_begin(self) -> None:
-        """Do nothing. The base class would fail after a resume within an epoch, where Keras calls
-        this without `on_epoch_end`.
-        """
+        """Do nothing. The base class would fail after a resume within an epoch."""
 
 
 class _BatchesByStep(keras.utils.PyDataset):

@@ -37,10 +37,7 @@ def optimizer_of(model: keras.Model) -> Any:
 
 
 def describe_optimizer(optimizer: Any) -> str:
-    """Return the class of an optimizer and the number of its variables, as in "Adam(6 variables)".
-
-    Keras only warns if the variables of another optimizer are loaded.
-    """
+    """Return the class and the number of variables of an optimizer: Adam(6 variables)."""
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = getattr(optimizer, "optimizers", ()) if inner is None else (inner,)
     text = ", ".join(map(describe_optimizer, parts)) or f"{len(optimizer.variables)} variables"
@@ -55,9 +52,8 @@ def describe(model: keras.Model) -> list[list[str]]:
 
 
 def first_difference(model: keras.Model, saved: Sequence[Sequence[str]]) -> str:
-    """Return the first difference between a model and the saved description of one, or "".
-
-    Paths are not compared: Keras gives layers other names in a second model of one process.
+    """Return the first difference between a model and the saved description of one, or ""; the
+    paths of a second model of one process differ, and are not compared.
     """
     # If one has more weights, its next weight is compared with the optimizer of the other.
     for (path, here), (saved_path, there) in zip(describe(model), saved, strict=False):

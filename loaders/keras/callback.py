@@ -246,12 +246,7 @@ class ResumeCallback(keras.callbacks.Callback):
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Let a validation read the loader of the training, without changing the loader's position.
-
-        Normally, an iteration over the loader starts at the loader's position, and at its end the
-        loader moves to the next epoch. While `peeking` is True, an iteration reads a whole epoch
-        from step 0, and the loader does not move. `on_test_end` sets `peeking` to False again.
-        """
+        """Let a validation read whole epochs of the loader without moving its position."""
         # Keras iterates by itself, and `run` says where each iteration starts.
         self.loader.run.peeking = True
 
@@ -259,12 +254,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader.run.peeking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Check that `fit` and the loader start the same epoch, and count batches from there.
-
-        Raises:
-            ValueError: the epoch of `fit` has another number than the loader's epoch, or another
-                number of steps.
-        """
+        """Check that `fit` and the loader start the same epoch, and count batches from there."""
         if epoch != self.loader.epoch:
             raise ValueError(
                 f"fit starts epoch {epoch}, but the loader is at epoch {self.loader.epoch}: give "
@@ -334,11 +324,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(None)
 
     def _start_tracking(self) -> None:
-        """Let this callback set the loader's position, batch by batch, until `on_train_end`.
-
-        It counts what was trained on, since `fit` reads ahead, from the loader's position. It is
-        called before `fit`, which may first read a batch only to infer its shapes.
-        """
+        """Let this callback set the loader's position, batch by batch, until `on_train_end`."""
         self._epoch, self._first_step = self.loader.epoch, self.loader.step
         self._step = self._first_step
         # `run` decides where each iteration over the loader's dataset starts. After
@@ -377,8 +363,8 @@ class ResumeCallback(keras.callbacks.Callback):
     def _restore_last_checkpoint(self, model: keras.Model, arrange: Any) -> dict[str, Any]:
         """Restore the last checkpoint of this run into a model, and return its state, or {}.
 
-        Keras creates some variables when it sees the first batch. If they are missing, a batch is
-        evaluated first, as only variables that exist can be restored.
+        If variables are missing that Keras creates with the first batch, a batch is evaluated
+        first.
         """
         checkpoint = last_checkpoint(self.folder)
         if checkpoint is None:
@@ -397,12 +383,7 @@ class ResumeCallback(keras.callbacks.Callback):
 
 
 def _fit_data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
-    """Return the inputs and targets of a loader's batches, in a form that Keras's `fit` accepts.
-
-    A dataset of (inputs, targets) that the user has made stays as it is. If the framework has
-    datasets, `arrange` is mapped over the loader's. Otherwise a data adapter, Keras's class for
-    other kinds of data, applies `arrange` to each batch.
-    """
+    """Return a loader's batches for Keras's `fit`, as a dataset or a data adapter."""
     # The adapter of the loader's framework returns None if the framework has no datasets.
     dataset = adapter_of(loader).dataset(keras.config.backend(), arrange, model)
     if dataset is not None:

@@ -37,11 +37,8 @@ class Backend(NamedTuple):
 
 
 def to_ragged(value: Any) -> Any:
-    """Convert a field of a batch whose rows differ in length to a `Ragged`.
-
-    The field is a jagged tensor of torch, a `tf.RaggedTensor`, or a list that has a list of strings
-    for each row, since torch has no tensors of strings. A nested tensor of torch with strides, or
-    with gaps, becomes a list of its rows. Any other value is returned as it is.
+    """Convert a jagged tensor of torch, a `tf.RaggedTensor` or a list of lists of strings to a
+    `Ragged`; rows with strides or gaps become a list. Any other value is returned as it is.
     """
     if getattr(value, "is_nested", False):
         value = value.detach().cpu()

@@ -1,8 +1,5 @@
-"""Run one feed through several frameworks: what differs, and how fast each is.
-
-Each backend runs in a process of its own, so that times and memory are its own. Their batches are
-compared one by one through checksums. If checksums differ, the arrays themselves are fetched, to
-say by how much.
+"""Run one feed through several frameworks, each in a process of its own: what differs, and how fast
+each is. Batches are compared by checksums, and arrays are only fetched if these differ.
 """
 
 from __future__ import annotations
@@ -325,9 +322,7 @@ def _differing_batches(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str,
 
 
 def _largest_difference(batches: Iterable[Sequence[Array | None]]) -> float | None:
-    """Return the largest difference of a field between the backends over batches; None if
-    dtypes or shapes differ, or if the arrays have no numbers.
-    """
+    """Return the largest difference of a field; None for other dtypes, shapes or no numbers."""
     largest = 0.0
     for first, *later in batches:
         for array in later:

@@ -1,8 +1,6 @@
 """Records of two indexes whose field has equal bytes, or that have a group in common.
 
-The index has the length and the CRC-32C of each field. One sort finds the keys (length, CRC) that
-both sides have. Only the records with such a key are read, each once, and compared by their
-SHA-256. So no pair is false, and where nothing is equal, nothing is read.
+Only records with a length and CRC-32C that both sides have are read, and compared by SHA-256.
 """
 
 from __future__ import annotations
@@ -103,9 +101,7 @@ class _Side:
         return ids if self.ids is None else self.ids.searchsorted(ids)
 
     def keys(self, field: str, block: int, num_blocks: int) -> tuple[Int64s, _Keys]:
-        """Return ids of records and the key of each, length and CRC in one number, for those whose
-        CRC is in one of `num_blocks` equal ranges. Missing and empty fields are left out.
-        """
+        """Return ids and the key (length, CRC) of each, of one of `num_blocks` ranges of CRCs."""
         table, ids, keys = self.index.table(field), [_NO_IDS], [np.zeros(0, np.uint64)]
         for start in range(0, len(self), _SLICE):
             stop = min(start + _SLICE, len(self))

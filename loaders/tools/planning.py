@@ -112,8 +112,7 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
 def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
     """Return the number of byte ranges that an epoch fetches, and their bytes.
 
-    An epoch of 1000 steps with 80 ranges in steps 0 to 49, and 60 in steps 50 to 99, is estimated
-    to have 80 + 60 * 950 / 50 = 1220: later steps read less than the first.
+    Of 1000 steps with 80 ranges in the first 50, and 60 in the next 50: 80 + 60 * 950 / 50 = 1220.
     """
     epoch_steps = len(reads.schedule.sampler)
     # Each array of counts has two items: the number of ranges, and their bytes. In the example,

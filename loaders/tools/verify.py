@@ -1,7 +1,4 @@
-"""Verify every checksum of every shard, and every byte that an index describes.
-
-The records of an index are read by it. Each shard is scanned as a build scans it.
-"""
+"""Verify every checksum of every shard, and every byte that an index describes."""
 
 from __future__ import annotations
 
@@ -261,11 +258,7 @@ def _check_indexed_shard(
 def _bad_records(
     reader: Reader, decode: _Decode | None, shard: str, start: int, ids: range
 ) -> list[BadRecord | None]:
-    """Read some records, and return the finding of each that is bad; the first id is `start`.
-
-    Raises:
-        OSError, StaleIndexError: a shard is missing, or has changed. Loose files are bad records.
-    """
+    """Return the finding of each record that is bad, or None; raise errors of a whole shard."""
     index, fields = reader.index, tuple(reader.index.fields)
 
     def read(ids: range) -> list[BadRecord | None]:

@@ -236,13 +236,7 @@ def diff(first: Feed, second: Feed, /) -> FeedDifference:
 
 
 def records_of(source: Source, name: int | str, /) -> list[int]:
-    """Return the ids of the records that a number or a key names.
-
-    Raises:
-        IndexError: there is no such record.
-        KeyError: no record has the key.
-        TypeError: the source has no keys.
-    """
+    """Return the ids of the records that a number or a key names."""
     if not isinstance(name, str):
         number = validate.as_int("record", name)
         check_bounds(number, number, len(source), "record")
