@@ -111,7 +111,6 @@ class Maker:
     def __init__(self, make: Callable[..., Any], declared: Declared) -> None:
         self.takes = parameters_of(make)
         self.until = time.monotonic() + declared.max_seconds
-        self.one_rank_group = False
         self._make, self._declared = make, declared
         self._where, self._most, self._items = "", 0, list[Any]()
 
@@ -123,7 +122,7 @@ class Maker:
         self._where, self._items = where, []
         self._most = self._declared.most // world_size + 1000
         of_rank = f"rank {rank} of {world_size}, " if world_size > 1 else ""
-        pretends = self.one_rank_group if world_size == 1 else not self._declared.processes
+        pretends = world_size == 1 or not self._declared.processes
         try:
             with isolated(rank, world_size, salt=salt, until=self.until, pretend=pretends):
                 yield

@@ -11,7 +11,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from twinfeed.loaders.audit.declared import Declared
-from twinfeed.loaders.audit.drawing import Maker, Pass, StoppedError, Stream, TimeOverError
+from twinfeed.loaders.audit.drawing import Maker, Pass, StoppedError, Stream
 from twinfeed.loaders.audit.processes import draw_by_processes
 
 _MOST_EPOCHS = 24  # that are drawn, before it cannot be chance that all are equal
@@ -114,15 +114,7 @@ def _draw_ranks(maker: Maker, declared: Declared, size: int) -> list[Stream]:
     epochs = range(declared.epochs)
     if declared.processes and size > 1:
         return draw_by_processes(maker, epochs, size)
-    try:
-        return [maker.draw(epochs, rank, size) for rank in range(size)]
-    except StoppedError as error:
-        if size > 1 or isinstance(error, TimeOverError):
-            raise
-        maker.one_rank_group = True  # the sampler may ask for its rank, however many there are
-        with suppress(StoppedError):
-            return [maker.draw(epochs)]
-        raise
+    return [maker.draw(epochs, rank, size) for rank in range(size)]
 
 
 def _draw_asking_ranks(maker: Maker, declared: Declared, size: int) -> list[Stream]:
