@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import starmap
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Batch, column_advi
 from twinfeed.loaders.feed.collate import (
     Allocate,
     CollateError,
+    FieldSpec,
     aligned,
     collate,
     dtype_of,
     smallest_shape,
 )
+from twinfeed.loaders.feed.decode import DecodeImage
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.arrays import StringColumn
@@ -77,7 +80,7 @@ class Batcher(Closing):
         self._pool = PerProcess(partial(ThreadPoolExecutor, threads, "twinfeed-decode"))
         # If the sampler draws each record several times close together, its image is kept.
         self.cache = None if recipe.uses is None else DecodedCache(recipe.uses, self.decoded)
-        self._fields_in_place = recipe.fields_in_place
+        self._in_place = recipe.in_place
         self._read_plan: ReadPlan | None = None  # what to prefetch, after `start_pass`
 
     def __call__(self, request: Request, /) -> Batch:
@@ -140,8 +143,8 @@ class Batcher(Closing):
             return self._read(records)
         # A record that the batch has twice would be decoded twice into the arrays of the batch.
         # To decode it once saves more than the copies.
-        if self._fields_in_place and len(set(records.tolist())) == len(records):
-            return self._decoded_in_place(records)
+        if self._in_place and len(set(records.tolist())) == len(records):
+            return self._decoded_in_place(records, *self._in_place)
         if cached and self.cache is not None:
             samples = self.cache.get(request)
         else:
@@ -212,21 +215,16 @@ class Batcher(Closing):
             return values
         return fill_missing(recipe.index, records, values, recipe.missing)
 
-    def _decoded_in_place(self, records: Int64s) -> Values:
-        """Decode records into the rows of new arrays, which saves a copy of each image."""
-        arrays = {  # all sizes of the shapes are known: `smallest_shape` is for the type checker
-            name: self._empty((len(records), *smallest_shape(field.shape)), dtype_of(field))
-            for name, field in self._fields_in_place.items()
-        }
-        slots = samples_of(arrays)  # for each sample, a dict of its row in each array
-        into = getattr(self.recipe.decode, "into")  # noqa: B009, decode has it, but not its type
-        inputs = "decode", into, records, self.stored(records), slots
+    def _decoded_in_place(self, records: Int64s, decode: DecodeImage, spec: FieldSpec) -> Values:
+        """Decode records into the rows of a new array, which saves a copy of each image."""
+        array = self._empty((len(records), *smallest_shape(spec.shape)), dtype_of(spec))
+        rows = [*array]
+        inputs = "decode", decode.into, records, self.stored(records), rows
         samples = self.meter.timed("decoding", self._call_each, *inputs)
         values = self._by_field(records, samples)
-        for name, array in arrays.items():
-            # If decode has returned the row object of each record, all values are in the array.
-            if all(sample[name] is slot[name] for sample, slot in zip(samples, slots, strict=True)):
-                values[name] = array  # type: ignore[assignment]
+        # If decode has returned the row object of each record, all values are in the array.
+        if all(map(is_, values[decode.field], rows)):
+            values[decode.field] = array  # type: ignore[assignment]
         return values
 
     def _call_each(

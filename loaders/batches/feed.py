@@ -67,10 +67,7 @@ class Feed:
         sampler: which records make the next batch; a batch sampler of `twinfeed.samplers`.
         fields: the names of the fields to read. Default: all fields.
         decode: a function from a dict of one record's fields to a dict of decoded values. The
-            result must depend on the record alone. A decode may save the copy into the batch, as
-            `DecodeImage` does: `decode.writes` names fields, and `decode.into(sample, slots)` is
-            called in place of `decode(sample)` where a field's shape is known. It writes each of
-            these fields into `slots[field]`, an array, and returns the sample with this array.
+            result must depend on the record alone.
         transform: a function of one sample. The sample has what decode returned, its columns and
             side rows, and `id`, `record`, `view`, `seed`, `seed32`. The function returns what the
             batch will hold, without these five. The seed (64 bits, and the low 32 bits) is the same

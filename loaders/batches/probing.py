@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.batches.batcher import (
     Batcher,
     check_sample,
-    samples_of,
     with_private_copies,
 )
 from twinfeed.loaders.batches.recipe import Recipe
@@ -37,7 +36,6 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.prefetch.schedule import Request, of_all_ranks
 from twinfeed.loaders.reading.source import Source
-from twinfeed.loaders.support.array_types import Array
 from twinfeed.samplers import BatchStream
 
 # How many steps are searched for a sample of another record than the first.
@@ -90,10 +88,7 @@ def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchS
         with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
             requests = _sample_requests(draft, sampler)
             sample = _probe(draft, requests, is_own)
-    recipe = draft.with_spec(declared, sample)
-    if sample and recipe.fields_in_place and not is_own:
-        _probe_in_place(recipe, requests, sample)
-    return recipe
+    return draft.with_spec(declared, sample)
 
 
 def tried(recipe: Recipe, function: BatchFunction, sampler: BatchStream, /) -> Recipe:
@@ -150,27 +145,6 @@ def _probe(draft: Recipe, requests: tuple[Request, ...], is_own: bool) -> Fields
             sample = _probe_transform(batcher, requests, sample)
         check_sample(draft, int(first.records[0]), sample, sample)
         return sample
-
-
-def _probe_in_place(recipe: Recipe, requests: tuple[Request, ...], sample: Fields) -> None:
-    """Check that `decode.into` returns the same sample as decode, `sample`.
-
-    It decodes into zeros and into ones, so that an element that is not written differs once.
-    """
-
-    def filled(fill: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array full of one number."""
-        return np.full(shape, fill, dtype)
-
-    for fill in (0, 1):
-        with Batcher(recipe, empty=partial(filled, fill)) as batcher:
-            decode = lambda request: samples_of(batcher.field_values(request, {}))  # noqa: E731
-            result = call_repeatedly("decode", decode, *requests, times=_CALLS)
-            if not bitwise_equal(result, sample):
-                advice = (
-                    f"write every element of {[*recipe.fields_in_place]}, or leave `writes` out"
-                )
-                raise ValueError(f"decode.into returned another sample than decode: {advice}")
 
 
 def _probe_transform(batcher: Batcher, requests: tuple[Request, ...], decoded: Fields) -> Fields:

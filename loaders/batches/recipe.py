@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from twinfeed.loaders.feed.collate import (
     collation_of,
     mode_of,
 )
+from twinfeed.loaders.feed.decode import DecodeImage
 from twinfeed.loaders.reading.missing import are_complete
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Array
@@ -171,19 +172,14 @@ class Recipe:
         return "decode" if self.transform is None else "transform"
 
     @property
-    def fields_in_place(self) -> dict[str, FieldSpec]:
-        """The specs of the fields that decode writes directly into the arrays of a batch.
+    def in_place(self) -> tuple[DecodeImage, FieldSpec] | None:
+        """`DecodeImage` and the spec of its field, if it may decode into the array of a batch.
 
-        This needs a `decode.into` function, whose fields (`decode.writes`) are all stacked and have
-        a known shape. No transform, and no cache, may need the samples. Otherwise, it is {}.
+        The field is stacked and has a known shape, and neither a transform nor a cache needs it.
         """
-        writes: Sequence[str] = getattr(self.decode, "writes", ())
-        if self.transform is not None or self.uses is not None:
-            return {}
-        all_stacked = all(
-            name in self.spec
-            and mode_of(self.collate, name) == "stack"
-            and None not in self.spec[name].shape
-            for name in writes
-        )
-        return {name: self.spec[name] for name in writes} if all_stacked else {}
+        decode = self.decode
+        if type(decode) is not DecodeImage or self.transform is not None or self.uses is not None:
+            return None
+        spec = self.spec.get(decode.field, FieldSpec((None,), None))
+        is_stacked = None not in spec.shape and mode_of(self.collate, decode.field) == "stack"
+        return (decode, spec) if is_stacked else None

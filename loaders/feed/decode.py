@@ -107,7 +107,7 @@ class DecodeImage:
         if not isinstance(field, str):
             raise TypeError(f"field must be the name of a field, got {field!r}; size= resizes")
         self.field = field
-        self.reads = self.writes = (field,)  # see `Feed`: fields that `into` writes
+        self.reads = (field,)
         self.mode = validate.choice("mode", mode, get_args(ImageMode))
         self._simplejpeg_colorspace = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
@@ -142,13 +142,11 @@ class DecodeImage:
         """Return the sample with its field decoded."""
         return {**sample, self.field: self._decode(_encoded_image(sample, self.field))}
 
-    def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
-        """Return the decoded sample, with the image decoded directly into the batch if it fits.
+    def into(self, sample: Mapping[str, Any], slot: Array, /) -> dict[str, Any]:
+        """Return the decoded sample. An image of the shape and dtype of `slot` is written there.
 
-        `slots[field]` is an array, a row of the batch's array. If the image has its shape and
-        dtype, it is written there.
+        `slot` is a row of the array of the batch.
         """
-        slot = slots[self.field]
         array = self._decode(_encoded_image(sample, self.field), slot)
         if array is not slot and (array.shape, array.dtype) == (slot.shape, slot.dtype):
             slot[...] = array

@@ -58,20 +58,6 @@ class OfSeed(Buffers):
         return self.row(sample["seed32"])
 
 
-class Into(Buffers):
-    """A decode that writes one field into the batch, and keeps a buffer for the other."""
-
-    writes = ("x",)
-
-    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        new = Buffers(0, self.kind)
-        return {"x": np.full(1, sample["n"], float), "y": new.row(sample["n"])["x"]}
-
-    def into(self, sample: Mapping[str, Any], slots: dict[str, Any]) -> dict[str, Any]:
-        slots["x"][:] = sample["n"]
-        return {"x": slots["x"], "y": self.row(sample["n"])["x"]}
-
-
 class OfBatch(Buffers):
     """A function of the batch."""
 
@@ -142,7 +128,6 @@ FUNCTIONS = {
     "decode": Function,
     "transform": Function,
     "seed": OfSeed,
-    "into": Into,
     "batch_transform": OfBatch,
     "ragged": RaggedOfBatch,
 }
@@ -156,7 +141,7 @@ def feed_of(role: str, sampler: BatchStream, *options: Any) -> Feed:
         return Feed(SOURCES[role](length, *options), sampler)
     if role == "DatasetSource":
         return Feed(DatasetSource(Items(length, *options)), sampler)
-    names = {"seed": "transform", "into": "decode", "ragged": "batch_transform"}
+    names = {"seed": "transform", "ragged": "batch_transform"}
     function = FUNCTIONS[role](*options)
     return Feed(
         DatasetSource({"n": np.arange(length)}), sampler, **{names.get(role, role): function}

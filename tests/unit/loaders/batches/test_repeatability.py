@@ -41,15 +41,13 @@ def test_buffer_returned_twice_is_refused(role: str, kind: str) -> None:
     for threads in (0, 2):
         feed = feed_of(role, stream(), 0, kind)
         check_rows(role, consumed(feed, prefetch=2, threads=threads), feed)
-    if role == "into":  # which is not called where images are kept
-        return
     reuse = BatchSampler(ReuseSampler(12, reuse=3, live=4, seed=0), batch_size=1)
     with pytest.raises(ValueError, match=TOLD):
         consumed(feed_of(role, reuse, 1, kind))
 
 
 @pytest.mark.parametrize("kind", ["array", "list"])
-@pytest.mark.parametrize("role", ["decode", "transform", "seed", "into"])
+@pytest.mark.parametrize("role", ["decode", "transform", "seed"])
 def test_rotating_buffers_are_refused_or_found_by_check_feed(role: str, kind: str) -> None:
     """The trial finds as many buffers as it has results; a batch needs more."""
     for count in (5, 8):
