@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -32,7 +32,7 @@ from twinfeed.loaders.feed.decode import DecodeImage
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.reading.missing import fill_missing, is_none
+from twinfeed.loaders.reading.missing import fill_missing
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.reader import plan_of_pass
@@ -258,8 +258,11 @@ class Batcher(Closing):
         """Turn samples (dicts by field) into a dict that has a list of values for each field."""
         fields = samples[0].keys()
         for sample, record in zip(samples, records, strict=True):
-            if sample.keys() != fields or any(map(is_none, sample.values())):
-                check_sample(self.recipe, record, sample, fields)
+            if sample.keys() != fields:
+                raise DecodeError(
+                    f"{self.recipe.index.describe(record)}: {self.recipe.last_function} returned "
+                    f"the fields {sorted(sample)}, but {sorted(fields)} for another record"
+                )
         return {field: [sample[field] for sample in samples] for field in fields}
 
     def _collate(self, request: Request, rows: Mapping[str, Rows], values: Values) -> Batch:
@@ -367,21 +370,6 @@ def _hint(index: Source, error: Exception, sample: Fields) -> str:
     if not isinstance(error, KeyError):
         return ""
     return f"; it was given {sorted(sample)}{column_advice(index, error.args)}"
-
-
-def check_sample(recipe: Recipe, record: int, sample: Fields, fields: Collection[str], /) -> None:
-    """Raise DecodeError if the user's last function returned None for a field, or other fields."""
-    returned = f"{recipe.index.describe(record)}: {recipe.last_function} returned"
-    for field, value in sample.items():
-        if value is None:
-            raise DecodeError(
-                f"{returned} None for field {field!r}: return an empty array or byte string where "
-                f"there is no value"
-            )
-    if sample.keys() != set(fields):
-        raise DecodeError(
-            f"{returned} the fields {sorted(sample)}, but {sorted(fields)} for another record"
-        )
 
 
 def _with_read_only_arrays(sample: Fields) -> Fields:

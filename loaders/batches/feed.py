@@ -16,13 +16,10 @@ from twinfeed.loaders.feed.arguments import (
     Batch,
     BatchTransform,
     Decode,
-    check_collated,
     check_fields,
     check_fit,
-    check_function,
     check_side_table,
     check_spec,
-    check_unreserved,
 )
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
 from twinfeed.loaders.index import Index
@@ -132,7 +129,7 @@ class Feed:
         index = as_source(index)
         check_fit(index, sampler)
         names = tuple(index.fields) if fields is None else checks.names("fields", fields)
-        check_fields(index, names, decode)
+        check_fields(index, names)
         self.index: Source = index
         self.sampler = sampler
         self.fields = names
@@ -150,32 +147,18 @@ class Feed:
 
     def _check(self) -> None:
         """Raise TypeError or ValueError unless the arguments fit together."""
-        for name in ("decode", "transform", "batch_transform"):
-            check_function(name, getattr(self, name))
         if self._declared_batch_spec and self.batch_transform is None:
             raise ValueError(
                 "batch_spec describes the result of batch_transform: give spec= instead"
             )
-        columns, side, check_names = self.index.columns, self._side, self._draft.check_names
-        check_names("column", columns, "build the index with fields= that leave it out")
-        check_names("side table", side, "give it another name")
-        use, advice = "the name of a column of the index", "give the table another name in side="
-        check_unreserved("side table", side, columns, use, advice)
-        for name, rows in side.items():
+        self._draft.check_names(self.fields if self.decode is None else ())
+        for name, rows in self._side.items():
             check_side_table(name, rows, self.index, self.sampler)
-        if self.decode is None and self.transform is None:
-            check_collated(self.index, self._collate, self.fields)
-        if self.decode is None:
-            advice = "leave it out with fields=, or give it another name in decode"
-            check_names("field", self.fields, advice, side=side)
 
     def __setattr__(self, name: str, value: object) -> None:
         if self._is_complete:
             raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
         super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        setattr(self, name, None)  # which raises
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""

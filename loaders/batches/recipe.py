@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.batches.batch_function import BatchFunction
-from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Batch, Decode, check_unreserved
+from twinfeed.loaders.feed.arguments import TRANSFORM_EXTRAS, Batch, Decode
 from twinfeed.loaders.feed.collate import (
     Allocate,
     Collate,
@@ -90,23 +90,13 @@ class Recipe:
         """Return the attributes for pickle, without the columns, which the source has."""
         return {name: value for name, value in vars(self).items() if name != "columns"}
 
-    def with_spec(self, spec: Mapping[str, FieldSpec], sample: Mapping[str, Any], /) -> Recipe:
-        """Return the recipe with the spec of each field of `sample`, the first of the stream."""
-        return replace(self, spec=spec, example_bytes=self._bytes_of(spec, sample))
-
-    def with_batch_function(
-        self, function: BatchFunction, first_row: Mapping[str, Any], /
+    def with_examples(
+        self, spec: Mapping[str, FieldSpec], sample: Mapping[str, Any], /, **changes: Any
     ) -> Recipe:
-        """Return the recipe with the checked function of a batch, whose result begins so."""
-        examples = self._bytes_of(function.spec, first_row)
-        return replace(self, batch_function=function, example_bytes=examples)
-
-    def _bytes_of(
-        self, spec: Mapping[str, FieldSpec], sample: Mapping[str, Any]
-    ) -> dict[str, bytes]:
-        """Return, if batches may have padding, the value of a sample for each field of bytes."""
+        """Return the recipe with changes, and for padding the bytes in a sample of this spec."""
         names = [name for name in spec if spec[name].dtype is None and not spec[name].shape]
-        return {name: bytes(sample.get(name, b"")) for name in names if self.padded}
+        examples = {name: bytes(sample.get(name, b"")) for name in names if self.padded}
+        return replace(self, example_bytes=examples, **changes)
 
     @cached_property
     def fields_are_complete(self) -> bool:
@@ -152,19 +142,30 @@ class Recipe:
         return padded
 
     def check_names(
-        self, kind: str, names: Iterable[str], advice: str, /, *, side: Iterable[str] = ()
+        self, fields: Iterable[str], sizes: Iterable[str] = (), /, *, replaces_side: bool = False
     ) -> None:
-        """Raise ValueError if a name is that of a side table, or one that the loader itself gives.
+        """Raise ValueError if two values of a batch, or of a transform's sample, have one name.
 
-        A batch has "id", and "mask" if it may be padded. The sample of a transform has all of the
-        `TRANSFORM_EXTRAS`, of which "id" is one.
+        A batch has "id", and "mask" if it may be padded, the columns, the side tables, the fields,
+        which may replace columns, and the sizes that padding adds for fields.
         """
         owner = "batch" if self.transform is None else "sample"
         own = {"id"} if self.transform is None else {*TRANSFORM_EXTRAS}
         own |= {"mask"} if self.padded else set()
-        check_unreserved(kind, names, side, "the name of a side table", advice)
-        use = f"a name that the loader itself gives to every {owner}"
-        check_unreserved(kind, names, own, use, advice)
+        uses = dict.fromkeys(own, f"a name that the loader itself gives to every {owner}")
+        uses |= dict.fromkeys(sizes, "the name of the sizes that 'pad' adds for a field")
+        columns = dict.fromkeys(self.index.columns, "the name of a column of the index")
+        tables = dict.fromkeys(() if replaces_side else self.side, "the name of a side table")
+        kinds = {
+            "column": (columns, {}),
+            "side table": (self.side, columns),
+            "field": (fields, tables),
+        }
+        for kind, (names, taken) in kinds.items():
+            for name in names:
+                if use := uses.get(name, taken.get(name)):
+                    advice = "give it another name, or leave it out with fields="
+                    raise ValueError(f"{kind} {name!r} has {use}: {advice}")
 
     @property
     def last_function(self) -> str:

@@ -17,10 +17,11 @@ Argument = TypeVar("Argument")
 Fields = Mapping[str, Any]
 
 _ADVICE = {
-    "batch_transform": "draw from np.random.default_rng(seed), its second argument",
-    "read": "move random operations from the dataset to transform=",
-    "decode": "draw random numbers in transform, which gets a seed",
-    "transform": "draw from np.random.default_rng(sample['seed']), or wrap it: Seeded(transform)",
+    "batch_transform": "one batch and one seed: draw from np.random.default_rng(seed)",
+    "read": "one record: move random operations from the dataset to transform=",
+    "decode": "one record: draw random numbers in transform, which gets a seed",
+    "transform": "one sample and one seed: draw from np.random.default_rng(sample['seed']), or "
+    "wrap it: Seeded(transform)",
 }
 
 
@@ -29,18 +30,16 @@ def call_repeatedly(
     function: Callable[[Argument], Sequence[Fields]],
     argument: Argument,
     /,
-    *later_arguments: Argument,
+    *later: Argument,
     times: int,
-    input_name: str = "one sample",
 ) -> Fields:
     """Return the one sample of `function(argument)`, called under several global random seeds.
 
-    At last it is called with other arguments, of which one may be for this sample and another
-    one. All results must be equal, and stay so, and two samples of one call must not be one buffer.
-    `name` and `input_name` are for messages.
+    At last it is called for `later`, of which one may be this sample and another record's. All
+    results must be equal, and stay so, and two samples of one call must not be one buffer.
     """
     results: list[Fields] = []
-    batches: list[Sequence[Fields]] = []
+    shared: list[tuple[Fields, Fields]] = []  # the first and the last sample of a call
     with restore_random_states():
         for seed in range(1, times + 1):
             seed_all(seed)
@@ -48,20 +47,19 @@ def call_repeatedly(
             if seed == 1:
                 expected = array_copy(results[0])
             elif not bitwise_equal(expected, results[-1]):
-                problem = f"{name} returned different results for {input_name} and one seed"
-                raise ValueError(f"{problem}: {_ADVICE[name]}")
-        for later_argument in later_arguments:
+                raise ValueError(f"{name} returned different results for {_ADVICE[name]}")
+        for argument in later:
             with suppress(LoaderError, OSError):  # raised again when its own batch is made
-                batches.append(function(later_argument))
+                samples = function(argument)
+                shared += [(samples[0], samples[-1])] if len(samples) > 1 else []
     for field, value in expected.items():
-        pairs = [batch for batch in batches if len(batch) > 1]
-        shared = [s for s, last in pairs if bitwise_equal(s.get(field), last.get(field))]
-        if not all(bitwise_equal(value, result[field]) for result in (*results, *shared)):
+        same = [first for first, last in shared if bitwise_equal(first.get(field), last.get(field))]
+        if not all(bitwise_equal(value, result[field]) for result in (*results, *same)):
             raise ValueError(
                 f"{name} returned the same buffer again: a later call changed the field {field!r} "
                 f"of an earlier result. Return a copy, as in buffer.copy()"
             )
-    return results[times - 1]
+    return results[-1]
 
 
 def array_copy(value: Any, /) -> Any:

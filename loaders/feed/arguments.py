@@ -38,14 +38,6 @@ def check_collated(index: Source, collate: Collate, names: Iterable[str], /) -> 
         raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}{advice}")
 
 
-def check_function(name: str, function: object, /) -> None:
-    """Raise TypeError unless an argument of a feed is a function or None."""
-    if function is not None and (not callable(function) or _is_class(function)):
-        what = "a batch and its seed" if name == "batch_transform" else "a sample"
-        advice = ": call it" if _is_class(function) else ""
-        raise TypeError(f"{name} must be a function of {what}, got {function!r}{advice}")
-
-
 def check_side_table(name: str, rows: Any, index: Source, sampler: BatchStream, /) -> None:
     """Raise ValueError unless a side table has a row for each sample id, or for each record."""
     if isinstance(rows, ViewRows):
@@ -60,24 +52,6 @@ def check_side_table(name: str, rows: Any, index: Source, sampler: BatchStream, 
             f"{counted(expected, unit)}: give it a row for each of these; a table with a row "
             f"for each record is ByRecord(table)"
         )
-
-
-def check_unreserved(
-    kind: str, names: Iterable[str], reserved: Iterable[str], use: str, advice: str, /
-) -> None:
-    """Raise ValueError if one of the names is in `reserved`.
-
-    Args:
-        kind: what the names are of, for the message, such as "field".
-        names: the names to check.
-        reserved: the names that are taken.
-        use: what they are taken for, such as "the name of a side table". The message says, for
-            example: "field 'x' has the name of a side table: give it another name in decode".
-        advice: the end of the message: "give it another name in decode".
-    """
-    conflicts = set(names).intersection(reserved)
-    if conflicts:
-        raise ValueError(f"{kind} {min(conflicts)!r} has {use}: {advice}")
 
 
 def _check_views(name: str, counts: Int64s, index: Source, sampler: BatchStream) -> None:
@@ -96,24 +70,12 @@ def stored_fields(index: Source, fields: Iterable[str], /) -> list[str]:
     return [name for name in fields if name not in index.columns]
 
 
-def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /) -> None:
-    """Check the names of the fields that a feed reads.
-
-    Raises:
-        KeyError: the index does not have a field of this name, or decode needs another field
-            (`decode.reads`).
-    """
+def check_fields(index: Source, fields: Iterable[str], /) -> None:
+    """Raise KeyError if a source does not have one of the fields that a feed reads."""
     stored, columns = list(index.fields), list(index.columns)
     for name in fields:
         if name not in stored and name not in columns:
             raise KeyError(f"no field {name!r}: the fields are {stored}, the columns {columns}")
-    for name in getattr(decode, "reads", ()):
-        if name not in fields:
-            example = next(iter(fields), "jpg")
-            raise KeyError(
-                f"decode reads the field {name!r}, but the feed reads {list(fields)}: give decode "
-                f"one of these names, as in DecodeImage({example!r}){column_advice(index, [name])}"
-            )
 
 
 def column_advice(index: Source, names: Iterable[Any], /) -> str:
@@ -171,8 +133,3 @@ def _field_spec(name: str, spec: object) -> FieldSpec:
     except (TypeError, ValueError) as error:
         example = "FieldSpec((224, 224, 3), np.uint8)"
         raise TypeError(f"spec of {name!r} must be like {example}, got {spec!r}") from error
-
-
-def _is_class(function: object) -> bool:
-    """Return whether a "function" is a class with `__call__`: DecodeImage, not DecodeImage()."""
-    return isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__)

@@ -107,7 +107,6 @@ class DecodeImage:
         if not isinstance(field, str):
             raise TypeError(f"field must be the name of a field, got {field!r}; size= resizes")
         self.field = field
-        self.reads = (field,)
         self.mode = validate.choice("mode", mode, get_args(ImageMode))
         self._simplejpeg_colorspace = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
@@ -497,7 +496,6 @@ class DecodeExample:
         lists: tuple[str, ...] = (),
     ) -> None:
         self.field = field
-        self.reads = (field,)
         self.features = features
         self.lists = lists
 

@@ -130,12 +130,8 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 
     def _read(self, *to_read: Request) -> tuple[Array, ...]:
         """Read the samples of several requests at once, and return the arrays of all fields."""
-        # One request with the arrays of all requests, joined. Its epoch and step are those of the
-        # first one: only the message of an error has them.
-        names = ("ids", "records", "views", "seeds")
-        joined = [np.concatenate([getattr(part, name) for part in to_read]) for name in names]
-        batch = self._batcher(Request(to_read[0].epoch, to_read[0].step, *joined))
-        return tuple(self._layout.flatten(batch))
+        # Its epoch and step are those of the first: only the message of an error has them.
+        return tuple(self._layout.flatten(self._batcher(Request.joined(to_read))))
 
 
 def _requests_by_group(

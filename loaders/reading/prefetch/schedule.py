@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import NamedTuple
 
@@ -99,6 +99,13 @@ class Request(NamedTuple):
             seeds = np.zeros(len(records), np.uint64)
         views = np.zeros_like(records)
         return cls(epoch=0, step=0, ids=records, records=records, views=views, seeds=seeds)
+
+    @classmethod
+    def joined(cls, requests: Sequence[Request], /) -> Request:
+        """Return a request for the samples of several, of the epoch and the step of the first."""
+        names = ("ids", "records", "views", "seeds")
+        arrays = {name: np.concatenate([getattr(r, name) for r in requests]) for name in names}
+        return cls(requests[0].epoch, requests[0].step, **arrays)
 
     def without_padding(self) -> Request:
         """Return the request as a sampler that pads has drawn it, with its padding as a mask."""

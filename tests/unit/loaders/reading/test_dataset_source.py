@@ -318,7 +318,7 @@ def test_items_may_hold_objects_that_decode_converts(make: Any, array: Any, by: 
 
 def test_objects_that_differ_between_reads_are_refused() -> None:
     random = Nested(lambda number: Boxes(np.random.random(3)))
-    with pytest.raises(ValueError, match=r"read returned .* results for record \d+ of a Nested"):
+    with pytest.raises(ValueError, match="read returned different results for one record"):
         feed_of(random, decode=lambda sample: {"x": sample["x"].array})[0, 0]
     random = Nested(lambda number: Plays(np.random.randint(1 << 30)))
     with pytest.raises(ValueError, match="decode returned different results"):
