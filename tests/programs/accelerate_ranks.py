@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate_shares import share
 from digits import SEED, decode, open_digits
 from torch.nn.functional import cross_entropy
 
@@ -76,6 +77,7 @@ def main() -> None:
     with accelerator.main_process_first():  # it packs
         index, _ = open_digits(folder)
 
+    share(folder / "words")
     first = train(index, resume=None)
     resumed = train(index, resume=folder / "state")
     sampler = sampler_of(index, accelerator)

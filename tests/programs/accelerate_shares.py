@@ -1,8 +1,10 @@
-"""What Accelerate may share out to two processes, what it is refused, and how it evaluates."""
+"""What Accelerate may share out to two processes, what it is refused, and how it evaluates.
+
+accelerate_ranks.py runs it too: to start two processes takes longer than what is tried here.
+"""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +55,7 @@ def evaluate(accelerator: Accelerator, index: Index) -> None:
     assert (results.gather(everywhere)["double"] == 2 * np.arange(RECORDS)).all()
 
 
-def main(folder: Path) -> None:
+def share(folder: Path) -> None:
     """Prepare DataLoaders of nine and of ten batches, bare and whole, and gather what comes."""
     accelerator = Accelerator(cpu=True)
     rank = accelerator.process_index
@@ -86,10 +88,3 @@ def main(folder: Path) -> None:
         assert came == expected, (make.__name__, came, expected)
     evaluate(accelerator, index)
     print(f"rank {rank} of 2: as it must be")
-    accelerator.end_training()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path)
-    main(parser.parse_args().data)

@@ -304,8 +304,14 @@ def test_lightning_resumes_on_two_ranks(tmp_path: Path) -> None:
 
 
 def test_accelerate_resumes_on_two_ranks(tmp_path: Path) -> None:
-    """Nothing that is pickled is in the checkpoint."""
+    """Nothing that is pickled is in the checkpoint.
+
+    Before that, nine batches of two processes are refused, as eight would arrive, and what can be
+    shared is shared. An evaluation whose last batches differ is gathered with padding, or by
+    `Results`.
+    """
     out = run(PROGRAMS / "accelerate_ranks.py", "--out", str(tmp_path), ranks=2)
+    assert out.count("of 2: as it must be") == 2
     assert out.count("of 2: resumed at step 27 with its stream") == 2
     assert len(list(tmp_path.rglob("loader.json"))) == 1
     assert list(tmp_path.rglob("custom_checkpoint*")) == []  # which Accelerate would unpickle
@@ -435,14 +441,6 @@ def test_loader_inside_dataloader_workers_is_refused(index: Index) -> None:
         with pytest.raises(RuntimeError, match="each worker of a DataLoader would give every"):
             next(serving)
         serving._shutdown_workers()
-
-
-def test_accelerate_processes_refuse_uneven_batches(tmp_path: Path) -> None:
-    """Nine batches of two processes: eight would arrive. What they can share, they may. An
-    evaluation whose last batches differ is gathered with padding, or by `Results`.
-    """
-    out = run(PROGRAMS / "accelerate_shares.py", "--data", str(tmp_path), ranks=2)
-    assert out.count("of 2: as it must be") == 2
 
 
 def test_fabric_saves_and_loads_the_loader(index: Index, tmp_path: Path) -> None:
