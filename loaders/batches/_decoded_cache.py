@@ -60,24 +60,13 @@ class DecodedCache:
         return DecodedCache, (self._last_use + 1, self._decode)
 
     def start_decoding(self, requests: Iterator[Request], /, *, threads: int) -> None:
-        """Decode the images of coming requests on threads, before `get` is called for them.
-
-        `requests` begin with that of the next batch. At least `threads` images that no batch has
-        used yet are decoded, or being decoded, at any time.
-        """
+        """Decode the images of coming requests on threads, before `get` is called for them."""
         self._coming_requests, self._min_pending = requests, threads
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
         self._submit_new_images(self._pool)
 
     def get(self, request: Request, /) -> list[Fields]:
-        """Return the decoded image of each record of a request.
-
-        An image that is not cached is decoded now, or is taken from the thread that decodes it
-        ahead. An image that this request uses for the last time is dropped from the cache.
-
-        For example, each image is used twice, and the cache has the image of record 1, used once. A
-        request for the records [1, 2] decodes record 2, returns both images, and drops that of 1.
-        """
+        """Return the decoded image of each record of a request."""
         with self._lock:
             # After a request out of order, the last use of the cached images may never come. (If
             # images are decoded ahead, all requests are in order, so none of those is lost.)

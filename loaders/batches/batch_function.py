@@ -58,10 +58,7 @@ class BatchFunction:
     def with_spec(
         self, values: Mapping[str, Sequence[Any]], padded_fields: Set[str], /
     ) -> tuple[BatchFunction, Mapping[str, Any]]:
-        """Return the function with the spec of a result, and a row of each field of the result.
-
-        `padded_fields` are fields that are padded to the longest sample of each batch.
-        """
+        """Return the function with the spec of a result, and a row of each field of the result."""
         # A list holds strings, or arrays of different lengths.
         how: dict[str, Mode] = {
             name: "ragged" if isinstance(rows, list) else "stack" for name, rows in values.items()
@@ -74,22 +71,13 @@ class BatchFunction:
         return replace(self, spec={**spec, **self.declared}, how=how), first_row
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
-        """Return the batch that the user's function makes of `batch`, the rows of `request`.
-
-        The function is not called for a batch without rows.
-        """
+        """Return the batch that the user's function makes of `batch`, the rows of `request`."""
         values = self.call(batch, request) if len(request.ids) else dict.fromkeys(self.spec, ())
         with _errors_with_step(request, _ADVISE_SPEC):
             return {"id": request.ids, **collate(values, self.spec, how=self.how)}
 
     def call(self, batch: Batch, request: Request, /) -> dict[str, Any]:
-        """Call the user's function on a batch, and return a dict of the fields that it returned.
-
-        Each field has a row for each sample. The "id" of the batch is removed from the result.
-
-        Raises:
-            DecodeError: the function failed or returned something else.
-        """
+        """Call the user's function on a batch, and return a dict of the fields that it returned."""
         ids = read_only(batch["id"])
         with _errors_with_step(request):
             seed = derive(self.key, request.epoch, request.step)

@@ -56,12 +56,7 @@ IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
 
 class Batcher(Closing):
-    """Follow a recipe: call the batcher with the request for a batch.
-
-    `reader` may be shared with other passes. By default the batcher has a reader of its own. The
-    samples of a batch are decoded on `threads`. `meter` adds up the times. `empty` allocates the
-    arrays, as numpy.empty does. A batcher pickles without the threads and the cached images.
-    """
+    """Follow a recipe: call the batcher with the request for a batch."""
 
     def __init__(
         self,
@@ -84,11 +79,7 @@ class Batcher(Closing):
         self._read_plan: ReadPlan | None = None  # what to prefetch, after `start_pass`
 
     def __call__(self, request: Request, /) -> Batch:
-        """Return the batch of a request.
-
-        Raises:
-            LoaderError: a record could not be read, or decoded (DecodeError).
-        """
+        """Return the batch of a request."""
         recipe = self.recipe
         try:
             step = _NO_STEP
@@ -111,11 +102,7 @@ class Batcher(Closing):
         return batch
 
     def table_rows(self, request: Request, /) -> dict[str, Rows]:
-        """Return, for each column and side table, its rows for the samples of a request.
-
-        If sample id 7 is crop 1 of record 2, columns and `ByRecord` tables are read at row 2,
-        `ViewRows` at row `starts[2] + 1`, and others at row 7.
-        """
+        """Return, for each column and side table, its rows for the samples of a request."""
         columns = self.recipe.columns.items()
         rows = {name: _rows_of(column, request.records) for name, column in columns}
         for name, table in self.recipe.side.items():
@@ -131,11 +118,7 @@ class Batcher(Closing):
     def field_values(
         self, request: Request, rows: Mapping[str, Rows], /, *, cached: bool = True
     ) -> Values:
-        """Read, decode and transform the records of a request.
-
-        `rows` is what `table_rows` returns, for the transform; `cached` is whether the cache of
-        decoded images is used.
-        """
+        """Read, decode and transform the records of a request."""
         recipe, records = self.recipe, request.records
         if not len(records):  # there is no sample that shows the fields
             return dict.fromkeys(recipe.spec, ())
@@ -158,11 +141,7 @@ class Batcher(Closing):
         return samples_of(self._read(records)) if self.recipe.fields else [{} for _ in records]
 
     def decoded(self, records: Int64s, /) -> list[Fields]:
-        """Read and decode records; return the sample of each.
-
-        If samples may share arrays, a record that comes several times is decoded once, and the
-        arrays are read-only.
-        """
+        """Read and decode records; return the sample of each."""
         shares = self.recipe.shares_arrays
         if shares and len(set(records.tolist())) < len(records):
             distinct, positions = np.unique(records, return_inverse=True)
@@ -177,11 +156,7 @@ class Batcher(Closing):
     def transformed(
         self, samples: Sequence[Fields], request: Request, rows: Mapping[str, Rows], /
     ) -> list[Fields]:
-        """Call the user's transform for each decoded sample of a request.
-
-        It gets the fields, the rows of columns and side tables, and the `TRANSFORM_EXTRAS`, which
-        are removed from the results.
-        """
+        """Call the user's transform for each decoded sample of a request."""
         recipe, seeds = self.recipe, request.seeds
         assert recipe.transform is not None
         assert seeds is not None  # requests have seeds if the feed has a transform
@@ -235,10 +210,7 @@ class Batcher(Closing):
         /,
         *arguments: Sequence[Any],
     ) -> list[dict[str, Any]]:
-        """Call a user's function for each sample, on the threads: each makes every n-th call.
-
-        `arguments` have an item for each sample.
-        """
+        """Call a user's function for each sample, on the threads: each makes every n-th call."""
         call = partial(call_for_record, self.recipe.index, function_name, function)
         calls = [*zip(records, *arguments, strict=True)]
         num_threads = min(self.threads, len(calls))
@@ -276,11 +248,7 @@ class Batcher(Closing):
         return {"id": request.ids, **rows, **fields}
 
     def samples_of_records(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
-        """Return the samples of records that the user has chosen, as `dataset[3]` does.
-
-        Refused are a `batch_transform`, which needs whole batches, and a side table by sample, as
-        no sampler has chosen a sample.
-        """
+        """Return the samples of records that the user has chosen, as `dataset[3]` does."""
         recipe = self.recipe
         if recipe.batch_function is not None:
             raise ValueError(
@@ -389,10 +357,7 @@ def _with_writable_arrays(sample: Fields) -> dict[str, Any]:
 
 
 def with_private_copies(sample: Fields, /, *, arrays: bool = False) -> dict[str, Any]:
-    """Return a copy of a sample (a dict by field) with deep copies of its mutable values.
-
-    Arrays are only copied if `arrays` is true.
-    """
+    """Return a copy of a sample (a dict by field) with deep copies of its mutable values."""
     copies = dict(sample)
     for name, value in sample.items():
         if not isinstance(value, IMMUTABLE) and (arrays or not isinstance(value, np.ndarray)):
@@ -412,8 +377,5 @@ def _rows_of(table: Any, indices: Int64s) -> Rows:
 
 
 def samples_of(fields: Mapping[str, Iterable[Any]], /) -> list[Sample]:
-    """Turn a dict that has the values of all samples for each field into a list of samples.
-
-    For example {"x": [1, 2]} becomes [{"x": 1}, {"x": 2}].
-    """
+    """Turn a dict that has the values of all samples for each field into a list of samples."""
     return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]

@@ -274,14 +274,7 @@ _RECIPES: WeakKeyDictionary[Feed, Recipe] = WeakKeyDictionary()
 
 
 def recipe_of(feed: Feed, /) -> Recipe:
-    """Return the recipe of a feed: its specs are inferred and its functions checked, once.
-
-    The first call reads the first samples of the stream, and calls the functions on them.
-
-    Raises:
-        ValueError: repeated calls of a function return different results, or change earlier ones.
-        LoaderError: a record could not be read, or decoded (DecodeError).
-    """
+    """Return the recipe of a feed: its specs are inferred and its functions checked, once."""
     if feed not in _RECIPES:
         recipe = probed(feed._draft, feed._declared_spec, feed.sampler)
         if feed.batch_transform is not None:
@@ -292,10 +285,7 @@ def recipe_of(feed: Feed, /) -> Recipe:
 
 
 def index_of(feed: object, caller: str, /) -> Index:
-    """Return the index of a feed; raise TypeError if its records come from something else.
-
-    `caller` is the name of the function or class that needs an index, for the message.
-    """
+    """Return the index of a feed; raise TypeError if its records come from something else."""
     index = check_feed(feed).index
     if not isinstance(index, Index):
         raise TypeError(f"{caller} needs an index, and the feed has {a_type(index)}")

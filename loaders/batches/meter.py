@@ -73,10 +73,7 @@ def _time(seconds: float) -> str:
 
 
 class Meter:
-    """Add up how long the threads of a pass spend in each stage, and how long the loop waits.
-
-    All times are in ns of `perf_counter_ns`.
-    """
+    """Add up how long the threads of a pass spend in each stage, and how long the loop waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,11 +85,7 @@ class Meter:
         return Meter, ()
 
     def start(self, *, measures_loop: bool = True) -> None:
-        """Reset all times, to measure a pass.
-
-        With `measures_loop`, `received` must be called for each batch. Without it, a framework
-        iterates, as in Keras's `fit`: how long its loop waits is not known.
-        """
+        """Reset all times, to measure a pass."""
         with self._lock:
             self._measures_loop = self._loop_running = measures_loop
             # The time in each stage; and, if it is known, how long the loop waited.

@@ -97,11 +97,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop the thread after its current item; a second call does nothing.
-
-        If the item takes more than five seconds, `close` returns while the thread is running. It is
-        a daemon thread, so that the interpreter can exit.
-        """
+        """Stop the thread after its current item; a second call does nothing."""
         self._finalize()
 
 

@@ -52,11 +52,7 @@ def probe_requests(
 
 
 def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchStream, /) -> Recipe:
-    """Return the recipe with the spec of each field, after checking the user's functions.
-
-    The spec is `spec=`, or that of the stream's first sample. Functions of this library need no
-    check.
-    """
+    """Return the recipe with the spec of each field, after checking the user's functions."""
     sample, spec = dict[str, Any](), declared
     is_own = draft.decode is None or type(draft.decode).__module__.startswith("twinfeed.")
     if spec is None or draft.needs_sample or not is_own or not isinstance(draft.index, Index):
@@ -81,12 +77,7 @@ def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchS
 
 
 def tried(recipe: Recipe, function: BatchFunction, sampler: BatchStream, /) -> Recipe:
-    """Return the recipe with the function of a batch, after checking that it is repeatable.
-
-    Raises:
-        ValueError: repeated calls on one batch return different results.
-        DecodeError: the function failed.
-    """
+    """Return the recipe with the function of a batch, after checking that it is repeatable."""
     # Both batches are as large as a rank's batch, as the function will see them. But they are made
     # of the same samples on every rank, so that all ranks find the same spec.
     first, second = probe_requests(recipe.index, sampler, sampler.batch_size)
@@ -142,10 +133,7 @@ def _probe(draft: Recipe, requests: tuple[Request, ...], is_own: bool) -> Fields
 
 
 def _spec_of_sample(draft: Recipe, request: Request, sample: Fields) -> dict[str, FieldSpec]:
-    """Return the spec of each field of the sample of a request.
-
-    An empty list, which shows no type, has that of the index.
-    """
+    """Return the spec of each field of the sample of a request."""
     try:
         spec = spec_of(sample, draft.collate)
     except CollateError as error:

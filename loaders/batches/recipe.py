@@ -117,9 +117,7 @@ class Recipe:
     def with_padding(self, batch: Batch, mask: Mask | None, empty: Allocate, /) -> Batch:
         """Insert a row into each field of a batch where `mask` is False, and add `mask`.
 
-        Numbers are 0 (an id is -1), or the value of the field's `Pad`. Bytes are those of the
-        stream's first sample, which a parser of the user can read. Other strings and the rows of
-        ragged fields are empty.
+        Numbers are 0, or the value of the field's `Pad`, ids are -1, and bytes those of a sample.
         """
         if mask is None:
             mask = np.ones(len(batch["id"]), bool)
@@ -144,11 +142,7 @@ class Recipe:
     def check_names(
         self, fields: Iterable[str], sizes: Iterable[str] = (), /, *, replaces_side: bool = False
     ) -> None:
-        """Raise ValueError if two values of a batch, or of a transform's sample, have one name.
-
-        A batch has "id", and "mask" if it may be padded, the columns, the side tables, the fields,
-        which may replace columns, and the sizes that padding adds for fields.
-        """
+        """Raise ValueError if two values of a batch, or of a transform's sample, have one name."""
         owner = "batch" if self.transform is None else "sample"
         own = {"id"} if self.transform is None else {*TRANSFORM_EXTRAS}
         own |= {"mask"} if self.padded else set()
@@ -174,10 +168,7 @@ class Recipe:
 
     @property
     def in_place(self) -> tuple[DecodeImage, FieldSpec] | None:
-        """`DecodeImage` and the spec of its field, if it may decode into the array of a batch.
-
-        The field is stacked and has a known shape, and neither a transform nor a cache needs it.
-        """
+        """`DecodeImage` and the spec of its field, if it may decode into the array of a batch."""
         decode = self.decode
         if type(decode) is not DecodeImage or self.transform is not None or self.uses is not None:
             return None

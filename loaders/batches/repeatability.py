@@ -33,11 +33,7 @@ def call_repeatedly(
     *later: Argument,
     times: int,
 ) -> Fields:
-    """Return the one sample of `function(argument)`, called under several global random seeds.
-
-    At last it is called for `later`, of which one may be this sample and another record's. All
-    results must be equal, and stay so, and two samples of one call must not be one buffer.
-    """
+    """Return the one sample of `function(argument)`, called under several global random seeds."""
     results: list[Fields] = []
     shared: list[tuple[Fields, Fields]] = []  # the first and the last sample of a call
     with restore_random_states():
@@ -72,10 +68,7 @@ def array_copy(value: Any, /) -> Any:
 
 
 def bitwise_equal(first: Any, second: Any, /) -> bool:
-    """Return whether two values (arrays, or dicts and lists of them) are equal to the last bit.
-
-    A NaN is equal to itself.
-    """
+    """Return whether two values (arrays, or dicts and lists of them) are equal to the last bit."""
     if isinstance(first, Mapping):
         same_keys = isinstance(second, Mapping) and first.keys() == second.keys()
         return same_keys and all(bitwise_equal(item, second[name]) for name, item in first.items())
@@ -104,10 +97,7 @@ def _to_array(value: Any) -> Array:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Return whether two objects that are no arrays are equal, or of one class without `==`.
-
-    Decode turns the latter into arrays, which are compared later.
-    """
+    """Return whether two objects that are no arrays are equal, or of one class without `==`."""
     if type(first) is not type(second):
         return False
     with suppress(Exception):  # `==` fails if, for example, the attributes are arrays

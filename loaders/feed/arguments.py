@@ -95,12 +95,7 @@ def check_batches(sampler: BatchStream, /) -> None:
 
 
 def check_fit(index: Source, sampler: BatchStream, /) -> None:
-    """Check that a sampler can draw the records of an index.
-
-    Raises:
-        TypeError: it is not a sampler of batches.
-        ValueError: it was made for another number of records.
-    """
+    """Check that a sampler can draw the records of an index."""
     check_batches(sampler)
     if sampler.num_records != len(index):
         kind = "index" if isinstance(index, Index) else "dataset"
@@ -112,10 +107,7 @@ def check_fit(index: Source, sampler: BatchStream, /) -> None:
 
 
 def check_spec(argument: str, spec: Mapping[str, FieldSpec] | None, /) -> dict[str, FieldSpec]:
-    """Return the specs of fields by name; raise TypeError unless each is a (shape, dtype).
-
-    `argument` is the name of the user's argument.
-    """
+    """Return the specs of fields by name; raise TypeError unless each is a (shape, dtype)."""
     return {
         name: _field_spec(name, field) for name, field in checks.mapping(argument, spec).items()
     }

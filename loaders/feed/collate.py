@@ -54,10 +54,7 @@ _COMMON_DTYPES = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
-    """Return an uninitialized array, like numpy.empty, whose memory is aligned to 64 bytes.
-
-    TensorFlow uses such an array without a copy, and copies any other array.
-    """
+    """Return an uninitialized array, like numpy.empty, whose memory is aligned to 64 bytes."""
     size = prod(shape) * dtype.itemsize
     memory = np.empty(size + 63, np.uint8)
     # The first byte whose address is a multiple of 64.
@@ -81,11 +78,7 @@ class Ragged(NamedTuple):
 
 
 def ragged_rows(name: str, ragged: Ragged, /) -> list[Any]:
-    """Split the values of a user's `Ragged` into a list with one array for each of its lengths.
-
-    Raises:
-        ValueError: the lengths are not non-negative integers whose sum is `len(values)`.
-    """
+    """Split the values of a user's `Ragged` into a list with one array for each of its lengths."""
     values, lengths = ragged.values, as_array(ragged.lengths)
     sizes = lengths.tolist()
     are_integers = lengths.dtype.kind in "iu" and lengths.ndim == 1
@@ -161,15 +154,7 @@ def _items_of(value: Any) -> list[Any] | None:
 
 
 def array_of(name: str, value: Any, /) -> Array:
-    """Return the value of a field as an array of numbers in the machine's byte order.
-
-    `_COMMON_DTYPES` are the one-letter codes of the number dtypes that TensorFlow and torch have.
-    An array of these, or of bfloat16 (a dtype of another package), is returned as it is. Any other
-    array of numbers is converted.
-
-    Raises:
-        CollateError: the value cannot be converted to an array of numbers, or is a masked array.
-    """
+    """Return the value of a field as an array of numbers in the machine's byte order."""
     try:
         array = as_array(value)
     except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor on a device
@@ -202,10 +187,7 @@ def _unsupported_value(name: str, value: Any, contents: str) -> CollateError:
 
 
 def mode_of(how: Collate, name: str, /) -> Mode:
-    """Return the mode in which a field is collated: "stack", "pad" or "ragged".
-
-    `how` is the `collate` argument; "stack" is the default for fields that it does not name.
-    """
+    """Return the mode in which a field is collated: "stack", "pad" or "ragged"."""
     collation = collation_of(how, name)
     return "pad" if isinstance(collation, Pad) else collation
 
@@ -367,10 +349,7 @@ def smallest_shape(shape: Shape, /) -> tuple[int, ...]:
 
 
 def _to_field_array(name: str, dtype: np.dtype[Any], value: Any) -> Array:
-    """Return a value as an array that can be cast to the dtype of its field without loss.
-
-    A Python number has no dtype, so a float32 field accepts 0.1; an array of float64 is refused.
-    """
+    """Return a value as an array that can be cast to the dtype of its field without loss."""
     if isinstance(value, (bytes, str)):
         raise _wrong_dtype(name, type(value).__name__, str(dtype))
     if (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype == dtype:
@@ -384,11 +363,7 @@ def _to_field_array(name: str, dtype: np.dtype[Any], value: Any) -> Array:
 
 
 def _can_cast(array: Array, dtype: np.dtype[Any], *, has_dtype: bool) -> bool:
-    """Return whether an array can be cast to a dtype of numbers without changing a value.
-
-    A Python number, with `has_dtype` False, may be rounded to any float dtype, and an empty list
-    has any dtype.
-    """
+    """Return whether an array can be cast to a dtype of numbers without changing a value."""
     from_integers = array.dtype.kind in "biu"
     to_floats = dtype.kind in "fc" or dtype.name == "bfloat16"
     if np.can_cast(array.dtype, dtype):

@@ -153,12 +153,7 @@ class DecodeImage:
         return {**sample, self.field: array}
 
     def _decode(self, data: bytes, slot: Array | None = None) -> Array:
-        """Return an image as an array: decoded, turned by its EXIF orientation, and resized.
-
-        A JPEG is decoded by simplejpeg to an array, all else by Pillow to an image of Pillow. If a
-        JPEG need not be turned or resized, and the array `slot` is given, the JPEG is decoded into
-        `slot`, which is returned.
-        """
+        """Return an image as an array: decoded, turned by its EXIF orientation, and resized."""
         from PIL import Image, ImageOps
 
         is_jpeg = data[:2] == b"\xff\xd8"
@@ -314,18 +309,7 @@ class DecodeImage:
         return padded
 
     def _decode_jpeg(self, data: bytes, orientation: int, slot: Array | None) -> Array | None:
-        """Decode a JPEG by simplejpeg, at a fraction of its size if `reducing_gap` allows it.
-
-        The pixels are written to one of three arrays:
-
-        - `slot`, a row of the batch's array, if it has the shape and dtype of the decoded image,
-          and the caller will not turn the image (by its EXIF `orientation`) or resize it;
-        - otherwise, for a large image, an array whose memory comes from a pool (`_MIN_POOLED`);
-        - otherwise, an array that simplejpeg allocates.
-
-        Returns:
-            The array; or None for a broken image if `strict` is False: then Pillow decodes it.
-        """
+        """Decode a JPEG by simplejpeg, at a fraction of its size if `reducing_gap` allows it."""
         import simplejpeg
 
         try:
@@ -388,11 +372,7 @@ class DecodeImage:
 def _integers(
     name: str, values: tuple[int, ...] | None, parts: tuple[str, ...], example: str, **limits: int
 ) -> tuple[int, ...] | None:
-    """Return a user's integers, such as size=(height, width), as a tuple.
-
-    None is returned as it is. `parts` are the names of the integers, `example` is a call for the
-    error, and `limits` are arguments of `validate.integer`.
-    """
+    """Return a user's integers, such as size=(height, width), as a tuple."""
     if values is None:
         return None
     if not isinstance(values, (tuple, list)) or len(values) != len(parts):
@@ -404,10 +384,7 @@ def _integers(
 
 
 def _encoded_image(sample: Mapping[str, Any], field: str) -> Any:
-    """Return the bytes of the image in a field of a sample.
-
-    The field holds the bytes, or a dict with "bytes" in it, as datasets of Hugging Face do.
-    """
+    """Return the bytes of the image in a field of a sample."""
     data = sample[field]
     data = data.get("bytes") if isinstance(data, Mapping) else data
     if not isinstance(data, (bytes, bytearray, memoryview)):
@@ -426,20 +403,13 @@ def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
 
 
 def _largest_value_of_ppm(image: PIL.ImageFile.ImageFile) -> int:
-    """Return the value for white of a PPM file that is not decoded yet, or 0 for other formats.
-
-    It is an argument of Pillow's decoder, unless it is usual (255 or 65535): then it is 0 too.
-    """
+    """Return the value for white of a PPM file that is not decoded yet, or 0 for other formats."""
     arguments = image.tile[0].args if image.format == "PPM" and image.tile else ""
     return int(arguments[1]) if isinstance(arguments, tuple) else 0
 
 
 def _array_from_pool(nbytes: int) -> Array:
-    """Return an uninitialized array uint8[nbytes], if possible in the memory of an earlier image.
-
-    New memory for each image may cost as much as decoding, as the kernel maps new pages. So the
-    memory of an image, a block, is put into the pool `_FREE_BLOCKS` once no array uses it.
-    """
+    """Return an array uint8[nbytes], if it can in the memory of an earlier image."""
     block = np.empty(0, np.uint8)  # stays if the pool is empty: too small, so replaced below
     with suppress(IndexError):
         block = _FREE_BLOCKS.pop()
@@ -536,14 +506,7 @@ class _FeatureList(list[Any]):
 
 
 def _parse_example(data: bytes) -> dict[str, Any]:
-    """Return the features of a serialized `tf.train.Example` or `SequenceExample`, by name.
-
-    A `SequenceExample` has features of its context, as an `Example` has, and feature lists, each of
-    which becomes a `_FeatureList`.
-
-    Raises:
-        ValueError: a feature of the context and a feature list have the same name.
-    """
+    """Return the features of a serialized `tf.train.Example` or `SequenceExample`, by name."""
     context, lists = parse_sequence(data)
     duplicates = context.keys() & lists.keys()
     if duplicates:

@@ -88,10 +88,7 @@ class Seeded:
 
 @contextmanager
 def restore_random_states() -> Iterator[None]:
-    """Restore the global random states of Python, numpy and torch after the `with` block.
-
-    torch's state is only restored if torch was imported before the block.
-    """
+    """Restore the global random states of Python, numpy and torch after the `with` block."""
     torch = sys.modules.get("torch")
     python_state, numpy_state = random.getstate(), np.random.get_state()
     torch_state = None if torch is None else torch.default_generator.get_state()
@@ -105,10 +102,7 @@ def restore_random_states() -> Iterator[None]:
 
 
 def seed_all(seed: int, /) -> None:
-    """Seed the global random states of Python, numpy and torch with a seed of 64 bits.
-
-    numpy takes its low 32 bits. torch is seeded if it is imported.
-    """
+    """Seed the global random states of Python, numpy and torch with a seed of 64 bits."""
     random.seed(seed)
     np.random.seed(seed & LOW_32_BITS)
     torch = sys.modules.get("torch")

@@ -126,9 +126,6 @@ class ThreadedLoader(FeedLoader[B]):
     ) -> Generator[Any, None, None]:
         """Yield `convert(batch)`, or the batch, of each step from `start` on, and if the pass goes
         on, of the next epochs. `convert` must not refer to the loader.
-
-        Each thread makes a whole batch; but if decoded images are reused, the threads divide the
-        samples of one.
         """
         feed, readahead, goes_on = self.feed, self.readahead, self._goes_on
         schedule = self.schedules.of(feed.sampler)

@@ -161,10 +161,7 @@ class Loader(Closing, Generic[B]):
 
     @abstractmethod
     def _start_pass(self, epoch: int, start: int) -> Pass:
-        """Start a pass over the steps of an epoch, from step `start` on, and return it.
-
-        If `_goes_on`, it goes on with the epochs after it, and must not refer to the loader.
-        """
+        """Start a pass over the steps of an epoch, from step `start` on, and return it."""
 
     def _pass_at(self, epoch: int, start: int) -> Pass:
         """Return the pass that an earlier loop has left at this position, or start a new one."""
@@ -190,10 +187,7 @@ class Loader(Closing, Generic[B]):
         return len(self._sampler)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        """Raise TypeError that says how to train with Keras, whose `fit` asks for an array.
-
-        Without this method, Keras would only say that the type is not recognized.
-        """
+        """Raise TypeError that says how to train with Keras, whose `fit` asks for an array."""
         raise TypeError(_ADVISE_KERAS_FIT.format(type(self).__name__))
 
     @property

@@ -21,11 +21,7 @@ _PEEKING = -1  # the generation of passes that change no position
 
 
 class PassStart(NamedTuple):
-    """The first batch of a framework's pass, and the generation in which the pass was started.
-
-    The generation is a number that rises whenever the tracking of the position starts or stops. So
-    the end of an old pass, which may come late, is recognised and ignored.
-    """
+    """The first batch of a framework's pass, and the generation in which the pass was started."""
 
     epoch: int
     step: int
@@ -102,11 +98,7 @@ class Run(Cursor):
         return super().start_pass(from_start=from_start)
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Set the position to an epoch; see `Cursor.set_epoch`.
-
-        Unless the stream evaluates, this warns once if the loop has received batches of this epoch
-        before, or if the last batches of the previous epoch are skipped.
-        """
+        """Set the position to an epoch; see `Cursor.set_epoch`."""
         previous_epoch, step = self.epoch, self.step
         super().set_epoch(epoch)
         self.position_was_set = True
@@ -236,11 +228,7 @@ class Run(Cursor):
         self.seek(epoch, step)
 
     def stop_tracking(self) -> None:
-        """Undo `track_from`: a pass starts at the position, and its end moves it to the next epoch.
-
-        The end of a pass that is running now, which may come late, would skip an epoch, and is
-        ignored.
-        """
+        """Undo `track_from`: the end of a pass moves the position to the next epoch."""
         with _LOCK:
             if self._tracked_start is not None:  # `track_from` was called
                 # `finish_external` ignores the end of a pass that started in an earlier generation.

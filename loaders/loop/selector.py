@@ -81,11 +81,7 @@ class Choices:
         return counts.copy()
 
     def _sources_of_ids(self, ids: Int64s) -> Int64s:
-        """Return the number of the source of each sample id, as int64[ids].
-
-        Raises:
-            ValueError: the user's function does not return a valid number for each id.
-        """
+        """Return the number of the source of each sample id, as int64[ids]."""
         numbers = np.asarray(self._to_sources(ids))
         if numbers.shape != ids.shape or numbers.dtype.kind not in "iu":
             found = f"{numbers.dtype} of shape {numbers.shape}"
@@ -153,23 +149,7 @@ class Selector(Loader[Int64s]):
 def _source_function(
     sampler: BatchStream, sources: int, source: SourceOf | None
 ) -> Callable[[Int64s], npt.ArrayLike]:
-    """Return a function from sample ids, int64[n], to the number of the source of each.
-
-    A source is an iterator over the records of one class or data set. For example, the classes of
-    the ids 0, 1, 2 are 1, 0, 1: the function returns [1, 0, 1] for the ids [0, 1, 2], and the
-    samples are the next records of the sources 1, 0 and 1.
-
-    Args:
-        sampler: draws the ids.
-        sources: the number of sources.
-        source: the user's function from ids to numbers of sources, or an array with the number for
-            each id. None if the sampler itself draws classes or data sets, each of which has a
-            source.
-
-    Raises:
-        ValueError: the sampler draws certain records, and an iterator only has a next one; or
-            `source` does not fit the ids.
-    """
+    """Return a function from sample ids, int64[n], to the number of the source of each."""
     traits = sampler.traits
     is_cached = traits.max_cached is not None
     if traits.needs_records or traits.padded or traits.reads_blocks or is_cached or traits.num_ids:

@@ -61,10 +61,7 @@ def new_file(
 
 
 def replace_file(path: Path, data: bytes, kind: str, is_own: Callable[[BinaryIO], object]) -> None:
-    """Write a file atomically, in place of what `check_replaceable` allows.
-
-    A killed process leaves its hidden temporary file: its name alone does not say whose it is.
-    """
+    """Write a file atomically, in place of what `check_replaceable` allows."""
     check_replaceable(path, kind, is_own)
     with new_file(path) as file:
         file.write(data)

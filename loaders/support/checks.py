@@ -28,11 +28,7 @@ def bytes_of(text: str, /) -> int:
 
 
 def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
-    """Return the user's names as a tuple of strings; `name` is the argument, for the error.
-
-    Raises:
-        TypeError: a single string, or a value that is not a string.
-    """
+    """Return the user's names as a tuple of strings; `name` is the argument, for the error."""
     if isinstance(values, Iterable) and not isinstance(values, str):
         strings = tuple(values)
         if all(isinstance(value, str) for value in strings):
@@ -41,11 +37,7 @@ def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
 
 
 def advice_for_text(text: object, advice: str, /) -> str:
-    """Return the advice for text that is not UTF-8, which differs if the locale is the cause.
-
-    Under a locale without UTF-8, the name of a file has its bytes as surrogates. Together they are
-    UTF-8 all the same.
-    """
+    """Return the advice for text that is not UTF-8, which differs if the locale is the cause."""
     if isinstance(text, str):
         with suppress(UnicodeError):
             if text.encode("utf-8", "surrogateescape").decode() != text:
@@ -61,12 +53,7 @@ def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
 
 
 def as_ids(ids: Int64s | Iterable[int], name: str = "ids", /) -> Int64s:
-    """Return the user's ids, an array or any iterable, as int64[n].
-
-    Raises:
-        TypeError: they are not integers, or have several dimensions.
-        IndexError: an id does not fit int64.
-    """
+    """Return the user's ids, an array or any iterable, as int64[n]."""
     if isinstance(ids, Iterable) and not isinstance(ids, np.ndarray):
         ids = list(ids)  # a set or an iterator too
     array = unmasked(name, ids)

@@ -67,8 +67,5 @@ def masked_crc32c_of_each(data: Iterable[bytes], /) -> Int64s:
 
 
 def _masked(checksum: Checksum) -> Checksum:
-    """Return a checksum rotated right by 15 bits, plus a constant, as in TensorFlow.
-
-    See `tensorflow/core/lib/hash/crc32c.h`. `checksum` is a number or an array.
-    """
+    """Return a checksum rotated right by 15 bits, plus a constant, as in TensorFlow."""
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -10,11 +10,7 @@ from twinfeed.loaders.support.regular import read_file
 
 
 def csv_rows(path: str, /) -> list[list[str]]:
-    """Return the rows of a CSV file, or of a TSV file by its name, without empty lines.
-
-    Raises:
-        ValueError: the file is not such a table.
-    """
+    """Return the rows of a CSV file, or of a TSV file by its name, without empty lines."""
     try:
         text = read_file(path, LIMITS.table_bytes).decode("utf-8-sig")
         lines = csv.reader(

@@ -8,10 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def requires_extra(what: str, extra: str, /) -> Iterator[None]:
-    """Name the extra to install in the error of a failed import in the `with` block.
-
-    `what` is what needs the package, such as a class.
-    """
+    """Name the extra to install in the error of a failed import in the `with` block."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -52,12 +52,7 @@ class PerProcess(Generic[T]):
 
 @cache
 def end_with_parent() -> None:
-    """Let this child process of multiprocessing exit soon after its parent has ended.
-
-    Otherwise a child whose parent was killed might wait for ever, reading from a pipe or writing to
-    a full one: it may have inherited the pipe's other end, so that the pipe is never closed. A
-    process that multiprocessing has not started is not changed.
-    """
+    """Let this child process of multiprocessing exit soon after its parent has ended."""
     parent = parent_process()
     if parent is not None:
         threading.Thread(target=_exit_after, args=(parent, os.getppid()), daemon=True).start()

@@ -36,11 +36,7 @@ _Worker = tuple[SpawnProcess, Connection]
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` after this block if Ctrl-C is pressed within it.
-
-    Within `concurrent.futures` the error may leave a lock locked, for which the threads of a pool
-    would wait for ever. Blocking SIGINT does not help: another thread of the process receives it.
-    """
+    """Raise `KeyboardInterrupt` after this block if Ctrl-C is pressed within it."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(SIGINT) is not signal.default_int_handler:
         yield
@@ -56,11 +52,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 class Pool(ThreadPoolExecutor):
-    """A process pool: each of its threads has a worker process, and waits for its results.
-
-    Functions, arguments and results must be picklable. Warnings of a call are repeated here. Once a
-    worker has died, all calls raise `BrokenProcessPool`, which says how it died.
-    """
+    """A process pool: each of its threads has a worker process, and waits for its results."""
 
     def __init__(self, jobs: int) -> None:
         # Starting the resource tracker would unblock SIGINT, so it is started before.
@@ -89,11 +81,7 @@ class Pool(ThreadPoolExecutor):
                 process.join()
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in an idle worker, and return its result.
-
-        Raises:
-            BrokenProcessPool: the worker has died. All workers are terminated then.
-        """
+        """Call a function in an idle worker, and return its result."""
         call = pickle.dumps((function, args, kwargs))
         worker = process, pipe = self._idle.get()
         try:
@@ -137,14 +125,7 @@ class Pool(ThreadPoolExecutor):
 
 
 def _serve(pipe: Connection) -> None:
-    """Run the main loop of a worker: answer the calls that come through a pipe, until it is closed.
-
-    Ctrl-C sends SIGINT to the worker and to the parent process. It ends the worker, without a
-    traceback. It should also raise KeyboardInterrupt in the parent, but if it comes just before the
-    parent's main thread waits for a lock, Python only raises that when the lock is free: perhaps
-    never. The end of the worker helps there: it closes the pipe, which wakes the parent. So
-    `submit` starts the workers: a signal comes before, and `submit` raises, or reaches the worker.
-    """
+    """In a worker, answer the calls that come through a pipe, until it is closed."""
     end_with_parent()
     # Let the system end this process at SIGINT, in place of Python's KeyboardInterrupt. SIGINT was
     # blocked until here, in the thread that started this process.

@@ -63,10 +63,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, /) -> i
 
 
 def read_at(fd: int, length: int, offset: int, /) -> bytes:
-    """Return `length` bytes of a file from an offset on, fewer only at the end of the file.
-
-    A long range takes several `os.pread`s, since a call returns at most 2 GiB.
-    """
+    """Return `length` bytes of a file from an offset on, fewer only at the end of the file."""
     data = os.pread(fd, length, offset)
     if len(data) == length:
         return data

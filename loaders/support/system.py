@@ -44,10 +44,7 @@ def processors() -> int:
 
 
 def peak_memory() -> int:
-    """Return the largest resident size that this process has had, in bytes.
-
-    On Linux it is read from /proc, as the figure of `getrusage` may be that of the parent process.
-    """
+    """Return the largest resident size that this process has had, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if sys.platform == "darwin":
         return peak
@@ -58,10 +55,7 @@ def peak_memory() -> int:
 
 
 def memory() -> int:
-    """Return how many bytes of memory this process may use.
-
-    That is the memory of the machine, or the limit of a control group (a container), if lower.
-    """
+    """Return how many bytes of memory this process may use."""
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text(encoding="utf-8").splitlines() if groups.exists() else ():
@@ -109,10 +103,7 @@ def open_files() -> int:
 
 
 def advise(fd: int, offset: int, length: int, /) -> None:
-    """Tell the kernel that a range of a file will be read soon, so that it reads it ahead.
-
-    This calls `posix_fadvise`, if the system has it.
-    """
+    """Tell the kernel that a range of a file will be read soon, so that it reads it ahead."""
     if not hasattr(os, "posix_fadvise"):
         return
     # In one call, Linux reads no more pages than the read-ahead of the disk.
@@ -122,12 +113,7 @@ def advise(fd: int, offset: int, length: int, /) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let malloc of glibc keep freed memory for the next batch, up to its own dynamic limits.
-
-    Its initial limit is 128 KiB, which TensorFlow restores whenever it makes a dataset of a
-    generator. The pages of each batch would then be faulted in again, which takes longer than
-    reading them.
-    """
+    """Let malloc of glibc keep freed memory for the next batch, up to its own dynamic limits."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         # 32 and 64 MiB, the largest values that malloc's own dynamic adjustment reaches.

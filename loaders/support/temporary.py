@@ -40,11 +40,7 @@ _locks: PerProcess[dict[Path, int]] = PerProcess(dict)
 
 @contextmanager
 def temporary_folder(parent: Path | None = None, /, advice: str = _ADVICE) -> Iterator[Path]:
-    """Yield a new folder in `parent`, by default that for temporary files; delete it afterwards.
-
-    The temporary folders that killed processes have left in `parent` are deleted. A parent that is
-    created, and stays empty, is deleted too. `advice` is for the error if nothing can be written.
-    """
+    """Yield a new folder in `parent`, by default that for temporary files; delete it afterwards."""
     parent_existed = parent is None or parent.exists()
     folder = make_temporary(parent, advice)
     try:
@@ -57,10 +53,7 @@ def temporary_folder(parent: Path | None = None, /, advice: str = _ADVICE) -> It
 
 
 def make_temporary(parent: Path | None = None, advice: str = _ADVICE) -> Path:
-    """Create a temporary folder, as `temporary_folder`, which is locked until the process ends.
-
-    Only the owner may open the folder, so nobody else can lock it.
-    """
+    """Create a temporary folder, as `temporary_folder`, which is locked until the process ends."""
     parent = parent or Path(tempfile.gettempdir())
     with explain_unwritable(parent, advice), explain_full_disk(parent):
         _make_parent(parent)
@@ -85,14 +78,7 @@ def remove_temporary(folder: Path, /) -> None:
 
 
 def socket_folder() -> str:
-    """Return the temporary folder of multiprocessing; replace it if its path is too long.
-
-    The path of a socket may have about a hundred characters. With a longer TMPDIR, workers could
-    not send a batch, and torch would wait for it for ever.
-
-    Raises:
-        OSError: no folder with a short path can be created.
-    """
+    """Return the temporary folder of multiprocessing; replace it if its path is too long."""
     folder = get_temp_dir()
     if len(os.fsencode(folder)) <= _MAX_NAME_BYTES:
         return folder
