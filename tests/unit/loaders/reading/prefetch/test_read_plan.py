@@ -400,7 +400,9 @@ def test_reading_into_next_epoch_does_not_move_the_loader(
             assert (loader.epoch, loader.step) == (epoch + 1, 0)
             assert loader.state_dict()["fingerprint"] == sampler.fingerprint
             follows = epoch in (1, 2, 10)
-            assert (max(steps) >= 10 * (epoch + 1)) == follows
+            has_read_ahead = max(steps) >= 10 * (epoch + 1)
+            # With a thread, the next epoch's batches may be begun already.
+            assert has_read_ahead if follows else prefetch or not has_read_ahead
             assert max(steps) < 10 * (epoch + 2)
         assert not pickle.loads(pickle.dumps(loader.schedules))
 
