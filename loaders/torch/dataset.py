@@ -78,8 +78,8 @@ class RecordDataset(Dataset[Any]):
     With plain record numbers, the dataset is map-style like any other: `dataset[3]` is one sample.
     A DataLoader with a `batch_size`, with torch's own samplers, or with
     `batch_sampler=feed.sampler` collates such samples. There is no step then. So the seed of a
-    transform comes from torch's random numbers, and a warning says so. torch's own samplers ignore
-    the `records=` of the feed's sampler.
+    transform comes from torch's random numbers, and a warning says so. Another warning is for
+    records that are not among the `records=` of the feed's sampler, which torch's samplers ignore.
 
     The dataset cannot tell which batch comes next. So nothing is prefetched, and for shards at a
     URL each record is a request. There is a warning if no disk cache keeps what is read.
@@ -111,6 +111,10 @@ class RecordDataset(Dataset[Any]):
         socket_folder()  # workers inherit the folder
         self._records = len(feed.index)
         self._seeded = feed.seeded
+        self._excluded: Array | None = None  # by record, whether the sampler leaves it out
+        if feed.sampler.traits.record_ids is not None:
+            self._excluded = np.ones(self._records, bool)
+            self._excluded[feed.sampler.traits.record_ids] = False
         # The feed itself is not an attribute, since workers do not need its sampler. `recipe_of`
         # tries the feed's functions with the first record, here in the main process.
         threads = validate.integer("threads", threads, minimum=0)
@@ -136,14 +140,18 @@ class RecordDataset(Dataset[Any]):
                 raise ValueError(NO_CACHE_IN_WORKERS)
             return _CollatedBatch(self._batcher(wanted))
         seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
-        if self._seeded:
+        samples = self.samples(wanted, seeds)
+        if self._seeded:  # whether the feed has a transform with a seed
             self._seeded = False  # warn once
-            warnings.warn(
-                "the seeds of samples by record id are torch's random numbers: give the DataLoader "
-                "batch_sampler=RequestSampler(feed), collate_fn=as_tensors",
-                stacklevel=2,
-            )
-        return self.samples(wanted, seeds)
+            self._warn("the seeds of samples by record id are torch's random numbers")
+        if self._excluded is not None and self._excluded[wanted].any():
+            self._excluded = None  # warn once
+            self._warn("the feed's sampler leaves records out that are read here")
+        return samples
+
+    def _warn(self, problem: str) -> None:
+        advice = "give the DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
+        warnings.warn(f"{problem}: {advice}", stacklevel=3)
 
     def samples(self, records: ArrayLike, seeds: UInt64s, /) -> list[Sample]:
         """Return the samples of these records, with the seed of each for the transform."""

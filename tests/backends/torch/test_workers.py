@@ -41,6 +41,7 @@ from twinfeed.samplers import (
     RandomSampler,
     ReuseSampler,
     SequentialSampler,
+    SubsetSampler,
     ViewSampler,
 )
 
@@ -276,6 +277,39 @@ def test_request_sampler_resumes_from_state_of_torch_loader(index: Index) -> Non
     )
     assert [batch["id"].tolist() for batch in own] == rest
     assert len(rest) == 3
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        PKBatchSampler(
+            np.arange(RECORDS) % 4, p=2, k=2, seed=0, records=range(12), batches_per_epoch=2
+        ),
+        ExactOnceBatchSampler(RECORDS, batch_size=5, records=range(12)),
+        BatchSampler(SubsetSampler(range(12), of=RECORDS), batch_size=5),
+        BatchSampler(
+            ViewSampler(
+                SubsetSampler(range(12), of=RECORDS), [2] * RECORDS, per_epoch="one", seed=0
+            ),
+            batch_size=5,
+        ),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_records_left_out_by_sampler_warn(index: Index, sampler: BatchStream) -> None:
+    """`shuffle=True` of a DataLoader would give a training the records of its validation."""
+    dataset = RecordDataset(Feed(index, sampler))
+    assert [dataset[number]["id"] for number in range(12)] == list(range(12))
+    with pytest.warns(UserWarning, match=r"leaves records out .*=RequestSampler\(feed\)"):
+        list(DataLoader(dataset, batch_size=5, shuffle=True))
+    dataset[23]  # warned already
+
+
+@pytest.mark.parametrize("number", [0, 5, 23])
+def test_record_between_those_of_sampler_counts_as_left_out(index: Index, number: int) -> None:
+    some = ExactOnceBatchSampler(RECORDS, batch_size=2, records=[3, 9])
+    with pytest.warns(UserWarning, match="leaves records out"):
+        RecordDataset(Feed(index, some))[number]
 
 
 def test_record_dataset_samples_have_side_table_rows(index: Index) -> None:
