@@ -241,8 +241,10 @@ class Campaign:
 
     def _train(self, route: str) -> None:
         folder = Path(tempfile.mkdtemp(dir=self.place / "trainings"))
-        self.seen[f"{route}: as a plain loop"] += soak.train(route, folder, random.randrange(2, 7))
-        soak.check(route, self.index, folder)
+        case = soak.Case.at_random(route)
+        kills, _ = soak.train(case, folder, random.randrange(2, 7))
+        self.seen[f"{route}: as a plain loop"] += kills
+        soak.check(case, self.index, folder)
         shutil.rmtree(folder)
 
     def _kill(self, name: str) -> None:
