@@ -61,7 +61,7 @@ class BuildPlan:
         if job.entries:  # loose files: each entry has the files of one record
             return files.scan(str(self.root), job.entries, max_record_bytes=limit, on_bad=on_bad)
         if options.container == "tar":
-            return tar.scan(path, max_record_bytes=limit, join=options.join, on_bad=on_bad)
+            return tar.scan_chunks(path, max_record_bytes=limit, join=options.join, on_bad=on_bad)
         return tfrecord.scan_chunks(
             path, example=options.example, max_record_bytes=limit, on_bad=on_bad
         )

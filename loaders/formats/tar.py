@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
+from twinfeed.loaders.formats._chunk_samples import chunk_samples
 from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, HeaderReader, Member
 from twinfeed.loaders.formats._tarkeys import (
     FORBIDDEN,
@@ -22,17 +23,20 @@ from twinfeed.loaders.formats._tarkeys import (
     split_name,
 )
 from twinfeed.loaders.formats.records import (
+    CHUNK_BYTES,
     TOO_LONG,
     OnBad,
     Range,
     Record,
+    RecordChunk,
+    one_by_one,
     raise_error,
 )
 from twinfeed.loaders.support.atomic import check_replaceable
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.regular import BUFFER, open_shard
+from twinfeed.loaders.support.regular import BUFFER, open_shard, read_at
 
 _FOLLOW_LINK = "write the archive again with the file itself (tar --dereference --hard-dereference)"
 _ADVISE_LOWER_CASE = "write the archive again; extensions are compared in lower case"
@@ -64,18 +68,41 @@ def scan(
     `on_bad` is called with the error of a bad sample, and the scan continues. A broken header
     always raises an error.
     """
+    chunks = scan_chunks(path, max_record_bytes=max_record_bytes, join=join, on_bad=on_bad)
+    return one_by_one(chunks)
+
+
+def scan_chunks(
+    path: str | os.PathLike[str], /, *, max_record_bytes: int, join: bool, on_bad: OnBad
+) -> Iterator[Record | RecordChunk]:
+    """Yield what `scan` yields, with a chunk in place of samples that have the same fields."""
     path = os.fspath(path)
     number = 0  # the index of the next sample
+    next_chunk = 0  # the offset from which on a whole chunk is tried again
     sample: _Sample | None = None
     incomplete: dict[str, _Sample] = {}  # the samples of which more runs will come
     first_offsets: dict[str, int] = {}  # the offset of the first member of each key
     with open_shard(path) as file:
         try:
             runs = count_runs(HeaderReader(file, path)) if join else {}
-            for member, key, extension in field_members(HeaderReader(file, path)):
+            headers = HeaderReader(file, path)
+            for member, key, extension in field_members(headers):
                 if sample is None or key != sample.key:
                     if sample is not None and not sample.runs:
                         yield from sample.finish(on_bad)
+                    is_plain = len(member.header) == BLOCK
+                    if is_plain and member.start >= next_chunk and not join:
+                        next_chunk = member.start + CHUNK_BYTES
+                        data = read_at(file.fileno(), CHUNK_BYTES, member.start)
+                        chunk = chunk_samples(data, member.start, number, max_record_bytes)
+                        if chunk is not None and first_offsets.keys().isdisjoint(chunk.keys):
+                            yield chunk
+                            starts = (chunk.starts + chunk.offset).tolist()
+                            first_offsets.update(zip(map(str, chunk.keys), starts, strict=True))
+                            number += len(starts)
+                            next_chunk = headers.position = chunk.offset + int(chunk.stops[-1])
+                            sample = None
+                            continue
                     first = first_offsets.setdefault(key, member.start)
                     sample = incomplete.pop(key, None)
                     if sample is None:
