@@ -35,6 +35,7 @@ from twinfeed import (
     RandomSampler,
     Reader,
     TorchLoader,
+    open_index,
     pack,
 )
 
@@ -104,15 +105,14 @@ def stored_bytes(index: Index, nbytes: int, pairs: int) -> None:
         for batch in rows:
             _ = [pread(descriptor, length, offset) for descriptor, length, offset in batch]
 
-    readers = {"every CRC": Reader(index), "no CRC": Reader(index, checksums=False)}
+    unchecked = open_index(index.path, checksums=False)
+    readers = {"every CRC": Reader(index), "no CRC": Reader(unchecked)}
     ways: dict[str, Work] = {"the same loop, batches kept": kept}
     for name, reader in readers.items():
         ways[f"`Reader`, {name}"] = lambda reader=reader: drain(map(reader.read, ids))
     for prefetch in (0, 2):
         for name, reader in readers.items():
-            loader: Any = TorchLoader(
-                random_order(index), prefetch=prefetch, checksums=reader.checksums
-            )
+            loader: Any = TorchLoader(random_order(reader.index), prefetch=prefetch)
             ways[f"`TorchLoader`, {name}, `prefetch={prefetch}`"] = epochs_of(loader, batches)
     compare(f"{nbytes:,} bytes", floor, ways, batches * BATCH, pairs)
 

@@ -119,7 +119,7 @@ def warm(index: Index) -> None:
     ids = np.random.default_rng(1).permutation(len(index))[: 100 * BATCH * 2]
     batches = [ids[n : n + BATCH] for n in range(0, len(ids) - BATCH + 1, BATCH)]
     count = len(batches) * BATCH
-    plain, checked = Reader(index, checksums=False), Reader(index)
+    plain, checked = Reader(open_index(index.path, checksums=False)), Reader(index)
     runs = {
         "bare": bare(index, batches),
         "that keeps each batch": keeping(index, batches),

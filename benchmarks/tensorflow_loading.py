@@ -40,6 +40,7 @@ from twinfeed import (
     TFRecordWriter,
     build_index,
     choose,
+    open_index,
     pack,
     source_datasets,
 )
@@ -133,8 +134,8 @@ def reading(options: argparse.Namespace, folder: Path) -> None:
             feed = Feed(index, lanes())
             return choose(feed.sampler, source_datasets(feed)).dataset
 
-        def make(sampler: Any, index: Index = index, **more: Any) -> Make:
-            return lambda: dataset(index, sampler(), **more)
+        def make(sampler: Any, index: Index = index) -> Make:
+            return lambda: dataset(index, sampler())
 
         def uniform(count: int = count) -> BatchSampler:
             return BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH, last_batch="drop")
@@ -144,7 +145,9 @@ def reading(options: argparse.Namespace, folder: Path) -> None:
             {
                 "TFRecordDataset, batch, parse_example": lambda index=index: sequential(index),
                 "loader, fully random": make(uniform),
-                "loader, fully random, no checksums": make(uniform, checksums=False),
+                "loader, fully random, no checksums": make(
+                    uniform, open_index(index.path, checksums=False)
+                ),
                 "loader, shard-aware shuffle": make(lanes),
                 "choose over source_datasets, the same": chosen,
             },

@@ -116,10 +116,10 @@ def floor_pread(folder: Path) -> Batches:
             ]
 
 
-def loader(folder: Path, **options: Any) -> Batches:
+def loader(folder: Path, *, checksums: bool = True, **options: Any) -> Batches:
     from twinfeed import BatchSampler, Feed, RandomSampler, TorchLoader, open_index
 
-    index = open_index(folder / "bytes.index")
+    index = open_index(folder / "bytes.index", checksums=checksums)
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
     loader = TorchLoader(Feed(index, sampler), **options)
     while True:
@@ -140,10 +140,10 @@ def plain_dataloader(folder: Path, workers: int) -> Batches:
         open_index,
     )
 
-    index = open_index(folder / "bytes.index")
+    index = open_index(folder / "bytes.index", checksums=False)
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
     feed = Feed(index, sampler)
-    dataset = RecordDataset(feed, checksums=False)
+    dataset = RecordDataset(feed)
     given: Any = {"batch_sampler": RequestSampler(feed), "collate_fn": as_tensors}
     loader = DataLoader(dataset, **given, num_workers=workers, persistent_workers=workers > 0)
     while True:
@@ -253,10 +253,10 @@ def decode_only(folder: Path, threads: int) -> Batches:
     yield
 
 
-def image_loader(folder: Path, **options: Any) -> Batches:
+def image_loader(folder: Path, *, checksums: bool = True, **options: Any) -> Batches:
     from twinfeed import BatchSampler, DecodeImage, Feed, RandomSampler, TorchLoader, open_index
 
-    index = open_index(folder / "images.index")
+    index = open_index(folder / "images.index", checksums=checksums)
     sampler = BatchSampler(RandomSampler(IMAGES, seed=0), batch_size=BATCH)
     loader = TorchLoader(Feed(index, sampler, decode=DecodeImage()), **options)
     while True:

@@ -29,7 +29,6 @@ def as_map_dataset(
     *,
     epochs: int,
     arrange: Callable[[Batch], Any] | None = None,
-    checksums: bool = True,
 ) -> grain.MapDataset[Any]:
     """Return the batches of `epochs` epochs as a dataset, by global step: epoch * len(feed) + step.
 
@@ -46,7 +45,6 @@ def as_map_dataset(
         epochs: the number of epochs of the training. With 1, every epoch of `fit` would get the
             batches of epoch 0.
         arrange: turns a batch into what a training is given, such as `(inputs, targets)`.
-        checksums: whether the bytes of each field are compared with the index's CRC-32C.
 
     Raises:
         ValueError: the feed reuses decoded images, or its transform sets global states. Both need
@@ -65,19 +63,16 @@ def as_map_dataset(
         raise ValueError("reuse of decoded images needs batches in order: use NumpyLoader(feed)")
     if feed.sets_global_state:
         raise ValueError("a Seeded transform sets global states: use NumpyLoader(feed)")
-    return _Batches(feed, validate.integer("epochs", epochs, minimum=1), arrange, checksums)
+    return _Batches(feed, validate.integer("epochs", epochs, minimum=1), arrange)
 
 
 class _Batches(grain.MapDataset[Any]):
     """A map-style dataset of the batches of a feed, by global step."""
 
-    def __init__(
-        self, feed: Feed, epochs: int, arrange: Callable[[Batch], Any] | None, checksums: bool
-    ) -> None:
+    def __init__(self, feed: Feed, epochs: int, arrange: Callable[[Batch], Any] | None) -> None:
         super().__init__()
         self._feed, self._epochs, self._arrange = feed, epochs, arrange
-        reader = reader_of(feed.index, checksums=validate.flag("checksums", checksums))
-        self._batcher = Batcher(recipe_of(feed), reader=reader)
+        self._batcher = Batcher(recipe_of(feed), reader=reader_of(feed.index))
 
     def __repr__(self) -> str:
         """Return a string that names the stream of batches, the same in every process."""

@@ -218,4 +218,4 @@ def samples(feed: Feed, /) -> SampleLoader:
             "samples cannot have padding, reuse of decoded images or a batch_transform: use a "
             "TorchLoader for these"
         )
-    return SampleLoader(feed, checksums=True, readahead=0)
+    return SampleLoader(feed, readahead=0)

@@ -20,6 +20,7 @@ from twinfeed.loaders.feed.collate import CollateError, FieldSpec, collate, mode
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.prefetch.schedule import Request, of_all_ranks
 from twinfeed.loaders.reading.source import Source
+from twinfeed.loaders.support import checks
 from twinfeed.samplers import BatchStream
 
 # The last of so many steps has the second sample that functions are tried on.
@@ -67,6 +68,7 @@ def probed(draft: Recipe, declared: dict[str, FieldSpec] | None, sampler: BatchS
                 raise
             # A damaged record is raised when its batch is made.
     assert spec is not None
+    checks.names("the fields of a sample", spec)
     check_collated(draft.index, draft.collate, spec)
     # Collate a batch of no samples, to see which names padding adds, such as "x_length" for "x".
     # This also raises an error if the padding value of a `Pad` does not fit the dtype.

@@ -71,6 +71,7 @@ class Index:
         options: how the index was built.
         digest: a SHA-256 of the whole manifest, for `open_index(digest=…)`.
         cache: keeps on a local disk what is read of remote shards, or None.
+        checksums: whether the bytes of each field are compared with their CRC-32C.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -91,6 +92,7 @@ class Index:
         self.where = where  # `path`, or the URL that `path` is a copy of
         self.shards_root = root
         self.cache = cache
+        self.checksums = True
         self.manifest = manifest
         self.container: str = manifest["container"]
         self.options = IndexOptions(**manifest["options"])
@@ -287,7 +289,7 @@ class Index:
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = self.fingerprint, self._arrays.verified, self.cache, self.where
+        state = self.fingerprint, self._arrays.verified, self.cache, self.where, self.checksums
         return _unpickle, (str(self.path), self.shards_root, *state)
 
     @property
@@ -481,6 +483,7 @@ def _unpickle(
     verified: set[str],
     cache: DiskCache | None,
     where: str,
+    checksums: bool,
 ) -> Index:
     """Load a pickled index in another process; StaleIndexError if it was rebuilt in between.
 
@@ -496,6 +499,7 @@ def _unpickle(
             found=index.fingerprint,
             advice="start again with the new index",
         )
+    index.checksums = checksums
     index.where = where  # `load_index` got only the local folder
     index._arrays.verified |= verified
     return index

@@ -30,6 +30,7 @@ def open_index(
     root: str | os.PathLike[str] | None = None,
     digest: str | None = None,
     cache: DiskCache | None = None,
+    checksums: bool = True,
 ) -> Index:
     """Open the index folder at `path`, a path or a URL, and check that its shards are there.
 
@@ -53,6 +54,8 @@ def open_index(
             processes. The default is the cache that the environment names; see `DiskCache`. An
             index at a URL is copied to the cache, where the copy stays, or else to a temporary
             folder.
+        checksums: whether all readers of the index compare the bytes of each field with the CRC-32C
+            that the index holds.
 
     Raises:
         FileNotFoundError: no index is there, or shards are missing: the first five are named.
@@ -74,6 +77,7 @@ def open_index(
     if cache is None and is_url(os.fspath(path)):
         cache = cache_of_environment()
     index = load_index(path, root, cache)
+    index.checksums = validate.flag("checksums", checksums)
     if root is None:
         set_shards_root(index)
     if index.remote:

@@ -38,7 +38,6 @@ class JaxLoader(ThreadedLoader[B]):
         prefetch: batches kept ready on the devices. With 0, the calling thread does all work.
         threads: threads that make one batch each. Default: the processors this process may use, at
             most 8; no threads if nothing is decoded.
-        checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them, as in `NumpyLoader`.
 
     Raises:
@@ -67,7 +66,6 @@ class JaxLoader(ThreadedLoader[B]):
         sharding: jax.sharding.Sharding | None = None,
         prefetch: int = 2,
         threads: int | None = None,
-        checksums: bool = True,
         readahead: int | None = None,
     ) -> None:
         if check_feed(feed).sampler.world_size > 1:
@@ -80,13 +78,7 @@ class JaxLoader(ThreadedLoader[B]):
         # Each of `_num_parts` processes makes a part of each batch: the rows on its devices.
         part, self._num_parts = _part_of_process(sharding, feed)
         own_feed = feed.shard(part, self._num_parts) if self._num_parts > 1 else feed
-        super().__init__(
-            own_feed,
-            prefetch=prefetch,
-            threads=threads,
-            checksums=checksums,
-            readahead=readahead,
-        )
+        super().__init__(own_feed, prefetch=prefetch, threads=threads, readahead=readahead)
 
     def _start_pass(
         self, epoch: int, start: int

@@ -40,13 +40,13 @@ class FeedLoader(Loader[B]):
 
     _shared = ("_sampler", "feed", "feed.index")
 
-    def __init__(self, feed: Feed, *, checksums: bool, readahead: int | None) -> None:
+    def __init__(self, feed: Feed, *, readahead: int | None) -> None:
         self.feed = check_feed(feed)
         super().__init__(feed.sampler)
         if readahead is not None:
             readahead = validate.integer("readahead", readahead, minimum=0)
-        self.checksums, self.readahead = validate.flag("checksums", checksums), readahead
-        self.reader: FieldReader = reader_of(feed.index, checksums=checksums)
+        self.readahead = readahead
+        self.reader: FieldReader = reader_of(feed.index)
         self.schedules = Schedules()
 
     def __iter__(self) -> Iterator[B]:
@@ -109,10 +109,9 @@ class ThreadedLoader(FeedLoader[B]):
         *,
         prefetch: int | None = None,
         threads: int | None = None,
-        checksums: bool = True,
         readahead: int | None = None,
     ) -> None:
-        super().__init__(feed, checksums=checksums, readahead=readahead)
+        super().__init__(feed, readahead=readahead)
         self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)
         self._goes_on = not feed.sampler.evaluation and len(feed.sampler) > 0
 

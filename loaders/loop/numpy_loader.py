@@ -23,7 +23,6 @@ class NumpyLoader(ThreadedLoader[B]):
             share one batch, and as many further threads decode images of coming batches.
             Default: the processors this process may use, at most 8; no threads if nothing is
             decoded.
-        checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
 

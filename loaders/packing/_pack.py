@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import reprlib
@@ -24,6 +25,7 @@ from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.index.remote_index import is_index_path
+from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.packing._compressed import decompressed_samples
 from twinfeed.loaders.packing._inputs import (
     RandomAccess,
@@ -40,6 +42,7 @@ from twinfeed.loaders.packing._shard_writer import (
     write_shards,
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
+from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.atomic import explain_full_disk
 from twinfeed.loaders.support.pool import interrupts_deferred
 from twinfeed.loaders.support.temporary import temporary_folder
@@ -52,6 +55,8 @@ Records = RandomAccess | Iterable[Sample]
 
 _RANDOM_ACCESS = (Index, Sequence)
 _ADVICE = "nothing can be written here: give another folder to pack to"
+_SPARE_BYTES = 1 << 26
+"""Room in a disk cache beyond the bytes of the shards, since it stores whole chunks of a file."""
 
 
 @validate.show_call(
@@ -177,7 +182,14 @@ def _open_source(source: Any, staging: Path) -> Records:
 
 
 def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -> RandomAccess:
-    """Return the samples for any order: an iterable as the index of a TFRecord."""
+    """Return the samples for any order: an iterable as a TFRecord, a remote index cached."""
+    if isinstance(source, Index) and source.remote and source.cache is None:
+        cached = copy.copy(source)
+        # There is room for everything, so that nothing is requested twice. `shards` counts loose
+        # files as 0 bytes, and the sizes of the fields are known of all.
+        stored = field_bytes(source) + int(source.shards["bytes"].sum())
+        cached.cache = DiskCache(folder / "cache", bytes=stored + _SPARE_BYTES)
+        return cached
     if isinstance(source, _RANDOM_ACCESS):
         return source
     # An iterable can be read only once, in its order. So write its samples to a file.

@@ -137,8 +137,8 @@ class DatasetSource:
         """Return in one line which record this is, for messages."""
         return f"record {record} of {self._type}"
 
-    def reader(self, *, checksums: bool) -> DatasetSource:
-        """Return this source: there are no checksums to compare."""
+    def reader(self) -> DatasetSource:
+        """Return this source."""
         return self
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Values:

@@ -46,7 +46,6 @@ class Reader(Closing):
 
     Args:
         index: where the records lie.
-        checksums: whether every field's bytes are compared with the CRC-32C that the index holds.
         max_open_files: the most shards that stay open (by default a quarter of what the process may
             open).
 
@@ -58,14 +57,11 @@ class Reader(Closing):
     {'word': [b'or', b'to', b'or']}
     """
 
-    def __init__(
-        self, index: Index, /, *, checksums: bool = True, max_open_files: int | None = None
-    ) -> None:
+    def __init__(self, index: Index, /, *, max_open_files: int | None = None) -> None:
         check_index(index)
         if max_open_files is not None:
             max_open_files = validate.integer("max_open_files", max_open_files, minimum=1)
         self.index = index
-        self.checksums = validate.flag("checksums", checksums)
         self.max_open_files = max_open_files
         self._fields_with_missing = {name for name, field in index.fields.items() if field.missing}
         self._columns = frozenset(index.columns)
@@ -226,7 +222,10 @@ class Reader(Closing):
 
         Wrong bytes are read once more, as a disk cache may have them.
         """
-        lengths, crcs = rows["length"].tolist(), rows["crc"].tolist() if self.checksums else None
+        lengths, crcs = (
+            rows["length"].tolist(),
+            rows["crc"].tolist() if self.index.checksums else None,
+        )
         for row in wrong_items(data, lengths, crcs):
             if len(rows_outside_shards(self.index, rows[row : row + 1])):
                 return row

@@ -48,7 +48,7 @@ class Reads(Protocol):
 
     >>> import numpy as np
     >>> from twinfeed import DatasetSource
-    >>> reader = DatasetSource({"x": np.arange(8)}).reader(checksums=True)
+    >>> reader = DatasetSource({"x": np.arange(8)}).reader()
     >>> reader.read(np.array([5, 2]), ["x"])
     {'x': array([5, 2])}
     """
@@ -98,7 +98,7 @@ class OwnSource(Source, Protocol):
     ...         return 3
     ...     def describe(self, record):
     ...         return f"word {record}"
-    ...     def reader(self, *, checksums):
+    ...     def reader(self):
     ...         return self
     ...     def read(self, ids, fields):
     ...         return {"word": [["to", "be", "not"][record] for record in ids]}
@@ -109,8 +109,8 @@ class OwnSource(Source, Protocol):
     [['to', 'be'], ['not']]
     """
 
-    def reader(self, *, checksums: bool) -> Reads:
-        """Return a reader; with `checksums`, it compares checksums, if the source has any."""
+    def reader(self) -> Reads:
+        """Return a reader of the records."""
 
 
 _SOURCE_MEMBERS = ("__len__", "fields", "columns", "digests", "describe", "reader")
@@ -226,14 +226,13 @@ class CheckedReader:
         self._reader.close()
 
 
-def reader_of(source: Source, /, *, checksums: bool = True) -> FieldReader:
+def reader_of(source: Source, /) -> FieldReader:
     """Return a reader of the records of a source.
 
     A source is an `Index`, or the user's own data, such as a dataset of PyTorch (`OwnSource`).
-    With `checksums`, records are compared with the checksums of the source, if it has any.
     """
     if isinstance(source, Index):
-        return Reader(source, checksums=checksums)
+        return Reader(source)
     assert isinstance(source, OwnSource)
     # The user's reader may return anything, so each result is checked.
-    return CheckedReader(source.reader(checksums=checksums), source)
+    return CheckedReader(source.reader(), source)

@@ -47,7 +47,6 @@ class TensorFlowLoader(DatasetLoader[B], ThreadedLoader[B]):
             reuses decoded images, all make one batch together, and as many more threads decode
             images for coming batches. Default: the processors that this process may use, at most 8;
             no threads if nothing is decoded.
-        checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
 
@@ -75,12 +74,9 @@ class TensorFlowLoader(DatasetLoader[B], ThreadedLoader[B]):
         device: str | None = None,
         prefetch: int = 2,
         threads: int | None = None,
-        checksums: bool = True,
         readahead: int | None = None,
     ) -> None:
-        super().__init__(
-            feed, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
-        )
+        super().__init__(feed, prefetch=prefetch, threads=threads, readahead=readahead)
         self.device = device if device is None else chosen_device(device)
 
     def _start_pass(self, epoch: int, start: int) -> Prefetcher[Any] | Generator[Any, None, None]:

@@ -129,7 +129,6 @@ def compare(
     backends: Sequence[str] = ("torch", "tensorflow"),
     steps: Sequence[Callable[[], Step]] | None = None,
     batches: int | None = None,
-    checksums: bool = True,
     readahead: int | None = None,
 ) -> Comparison:
     """Run a feed through each backend from epoch 0 on, and compare what arrives.
@@ -148,7 +147,6 @@ def compare(
             it once. It builds a model, and returns a function that trains the model on one batch
             and returns the loss.
         batches: how many batches. Default: an epoch.
-        checksums: the option of each loader.
         readahead: the option of each loader.
 
     Raises:
@@ -193,7 +191,7 @@ def compare(
     for name in backends:
         if find_spec(needs := BACKENDS[name].needs) is None:
             raise not_installed_error(f"compare with backend {name!r}", needs, name)
-    options = {"checksums": checksums, "readahead": readahead}
+    options = {"readahead": readahead}
     jobs = [
         _Job(name, BACKENDS[name], feed, count, options, maker)
         for name, maker in zip(backends, makers, strict=True)

@@ -87,7 +87,6 @@ class RecordDataset(Dataset[Any]):
     Args:
         feed: what is fed.
         threads: share the decoding of a batch.
-        checksums: whether the bytes of each field are compared with the index's CRC-32C.
 
     Raises:
         ValueError: in a worker process, a sampler that reuses decoded images: they stay in the
@@ -106,7 +105,7 @@ class RecordDataset(Dataset[Any]):
     {'id': 2, 'word': b'or'}
     """
 
-    def __init__(self, feed: Feed, *, threads: int = 0, checksums: bool = True) -> None:
+    def __init__(self, feed: Feed, *, threads: int = 0) -> None:
         check_feed(feed)
         socket_folder()  # workers inherit the folder
         self._records = len(feed.index)
@@ -118,8 +117,7 @@ class RecordDataset(Dataset[Any]):
         # The feed itself is not an attribute, since workers do not need its sampler. `recipe_of`
         # tries the feed's functions with the first record, here in the main process.
         threads = validate.integer("threads", threads, minimum=0)
-        reader = reader_of(feed.index, checksums=checksums)
-        self._batcher = Batcher(recipe_of(feed), reader=reader, threads=threads)
+        self._batcher = Batcher(recipe_of(feed), reader=reader_of(feed.index), threads=threads)
 
     def __len__(self) -> int:
         return self._records

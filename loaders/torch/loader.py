@@ -80,7 +80,6 @@ class TorchLoader(ThreadedLoader[B]):
             everywhere in Python, or "spawn" for a source of your own that is not `fork_safe`.
         timeout: seconds to wait for a worker's batch. 0 waits without end.
         worker_init_fn: a function that each worker calls with its number when it starts.
-        checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
 
@@ -116,7 +115,6 @@ class TorchLoader(ThreadedLoader[B]):
         multiprocessing_context: str | BaseContext | None = None,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
-        checksums: bool = True,
         readahead: int | None = None,
     ) -> None:
         self.device = torch_device(device)
@@ -124,13 +122,7 @@ class TorchLoader(ThreadedLoader[B]):
         if prefetch is None and (num_workers or self.device.type != "cpu"):
             prefetch = PREFETCH
         threads = threads or 0 if num_workers else threads
-        super().__init__(
-            feed,
-            prefetch=prefetch,
-            threads=threads,
-            checksums=checksums,
-            readahead=readahead,
-        )
+        super().__init__(feed, prefetch=prefetch, threads=threads, readahead=readahead)
         if num_workers:
             if not prefetch:
                 raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")

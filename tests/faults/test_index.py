@@ -138,7 +138,7 @@ def test_fault_33_row_outside_its_shard_is_refused(
     rows[column][13] = value
     rows.flush()
     for verified in (True, False):
-        with Reader(open_index(index.path), checksums=verified) as reader:
+        with Reader(open_index(index.path, checksums=verified)) as reader:
             for ids in ([13], [12, 13, 14], [20, 13, 2]):
                 with pytest.raises(
                     IndexFormatError, match="does not lie within its shard"

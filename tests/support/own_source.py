@@ -29,7 +29,7 @@ class Words:
     def describe(self, record: int) -> str:
         return f"word number {record}"
 
-    def reader(self, *, checksums: bool) -> "Words":
+    def reader(self) -> "Words":
         return self
 
     def read(self, ids: Any, fields: Sequence[str]) -> dict[str, list[bytes]]:

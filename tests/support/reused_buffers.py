@@ -94,7 +94,7 @@ class Source(Items):
     def describe(self, record: int) -> str:
         return f"number {record}"
 
-    def reader(self, *, checksums: bool) -> "Source":
+    def reader(self) -> "Source":
         return self
 
     def read(self, ids: Any, fields: Any) -> dict[str, Any]:

@@ -509,10 +509,10 @@ def test_request_sampler_starts_at_first_batch_of_iterated_sampler(index: Index)
 
 
 CHECKED: dict[str, Callable[..., Any]] = {
-    "numpy": lambda feed, **options: list(NumpyLoader(feed, **options)),
-    "torch": lambda feed, **options: list(TorchLoader(feed, **options)),
-    "workers": lambda feed, **options: list(TorchLoader(feed, num_workers=1, **options)),
-    "dataset": lambda feed, **options: RecordDataset(feed, **options)[5],
+    "numpy": lambda feed: list(NumpyLoader(feed)),
+    "torch": lambda feed: list(TorchLoader(feed)),
+    "workers": lambda feed: list(TorchLoader(feed, num_workers=1)),
+    "dataset": lambda feed: RecordDataset(feed)[5],
 }
 
 
@@ -524,6 +524,8 @@ def test_damage_is_found_unless_checksums_are_off(tmp_path: Path, name: str) -> 
         shard.seek(int(row["offset"]))
         shard.write(b"x")
     feed = Feed(index, ExactOnceBatchSampler(8, batch_size=4))
-    CHECKED[name](feed, checksums=False)
+    index.checksums = False
+    CHECKED[name](feed)
+    index.checksums = True
     with pytest.raises(DataCorruptionError, match=r"number 5"):
         CHECKED[name](feed)

@@ -54,7 +54,8 @@ KEYS = [sample["key"].encode() for sample in numbered(0, 200)]
 def test_ids_in_any_order_equal_single_reads(
     index: Index, ids: list[int], files: int, verify: bool
 ) -> None:
-    with Reader(index, checksums=verify, max_open_files=files) as reader:
+    index = open_index(index.path, checksums=verify)
+    with Reader(index, max_open_files=files) as reader:
         got = reader.read(np.array(ids, np.int64))
     assert got["image"] == [WANT[n] for n in ids]
     assert got["key"] == [KEYS[n] for n in ids]
@@ -92,7 +93,8 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
     """With files opened and closed under each other's hands, every thread still gets its bytes."""
     index = build_index(tfrecords(tmp_path, shards=12, each=20), tmp_path / "x.index")
     want = [sample["image"] for sample in numbered(0, 240)]
-    with Reader(index, checksums=False, max_open_files=3) as reader:
+    index.checksums = False
+    with Reader(index, max_open_files=3) as reader:
 
         def one(seed: int) -> bool:
             ids = np.random.default_rng(seed).integers(0, 240, 50)
@@ -187,7 +189,8 @@ def test_changed_remote_shard_is_refused(tmp_path: Path, memory: Any) -> None:
         reader.read([3])
         with pytest.raises(ValueError, match="corrupted bytes"):
             reader.read([3, 4])
-    with Reader(index, checksums=False) as reader:
+    index.checksums = False
+    with Reader(index) as reader:
         reader.read([3])
         memory.pipe_file("/bucket/d-000000.tar", bytes(data[: offset + 1]))
         with pytest.raises(TruncatedShardError):

@@ -23,6 +23,7 @@ from twinfeed.loaders import (
     LoaderError,
     Reader,
     SideTable,
+    open_index,
     plan,
 )
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, SequentialSampler
@@ -103,7 +104,11 @@ NO_LIST = r"no list of 1 value for the field 'word'(.|\n)*found: "
 REFUSED: Refused = [
     (reader(max_open_files=0), ValueError, "max_open_files must be at least 1, got 0"),
     (reader(max_open_files=1.5), TypeError, "max_open_files must be an integer, got 1.5"),
-    (reader(checksums="no"), TypeError, "checksums must be True or False, got 'no'"),
+    (
+        lambda index: open_index(index.path, checksums="no"),  # type: ignore[arg-type]
+        TypeError,
+        "checksums must be True or False, got 'no'",
+    ),
     (lambda _: Reader("x.index"), TypeError, r"an Index, got a str: open_index\(path\) gives"),  # type: ignore[arg-type]
     (read([0], "jpg"), TypeError, "list of names, got 'jpg'"),
     (read([0], ["nothing"]), KeyError, "no field 'nothing'"),
@@ -207,7 +212,7 @@ REFUSED: Refused = [
             (Feed({"x": X}, ExactOnceBatchSampler(24, batch_size=8)), "Feed"),
         )
     ),
-    (batch({0: X}), TypeError, "the name of a field must be a str, got 0"),
+    (batch({0: X}), TypeError, "fields of a sample must be a list of names"),
     (batch({"id": X}), ValueError, "'id' has a name that the loader itself gives"),
     (
         lambda _: plan(Feed(Words(), next(samplers()))),
