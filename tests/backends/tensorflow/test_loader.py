@@ -552,7 +552,7 @@ REFUSED: Refused = [
     (of(device=0), ValueError, "got 0"),
     (chosen(CLASSES_ALONE, 1), ValueError, "sources must be 2, one per class or set, got 1"),
     (chosen(CLASSES_ALONE, 1, "a"), TypeError, "Invalid `datasets`"),
-    (chosen(BLOCKS, 1, 2, source=SOURCE), ValueError, "by blocks .* source_datasets"),
+    (chosen(BLOCKS, 1, 2, source=SOURCE), ValueError, "by blocks.* source_datasets"),
     (lambda: source_datasets(packed(RECORDS)), TypeError, "feed must be Feed"),  # type: ignore[arg-type]
     (of_sources(sampler()), ValueError, "classes, sets or segments"),
     (of_sources(PADDED), ValueError, "no padding of records or batches.*take TensorFlowLoader"),
