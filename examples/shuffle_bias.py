@@ -40,7 +40,8 @@ def main() -> None:
     streams = {f"tf.data: shuffle({BUFFER})": np.fromiter(buffered.as_numpy_iterator(), np.int64)}
     streams |= {name: BatchSampler(order, batch_size=BATCH) for name, order in orders.items()}
     for name, stream in streams.items():
-        found = diagnose(stream, batch_size=BATCH, labels=labels)
+        batch_size = BATCH if isinstance(stream, np.ndarray) else None
+        found = diagnose(stream, batch_size=batch_size, labels=labels)
         classes = found.distinct["classes"]
         print(f"{name}: {classes.value:.1f} classes in a batch, {classes.uniform:.1f} if uniform")
     plot_mixing(streams, labels=labels, buffers=[BUFFER]).savefig(folder / "mixing.png", dpi=90)
