@@ -44,7 +44,7 @@ Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 _ADVICE = (
     "check that the shard holds tf.train.Example messages; to read records of another kind "
-    "as raw bytes, use example=False (--raw) and parse them in decode="
+    "as raw bytes, use example=False (--raw) when they are indexed, and parse them in decode="
 )
 _TEXT = (bytes, bytearray, memoryview, str)
 
