@@ -13,7 +13,7 @@ import numpy as np
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import field_bytes
-from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.reader import Reader, verified_reader
 from twinfeed.loaders.support.array_types import Int64s
 
 Sample = Mapping[str, Any]
@@ -29,7 +29,7 @@ def read_samples(source: RandomAccess, numbers: Int64s, /) -> Iterator[Sample]:
     if not isinstance(source, Index):
         yield from map(source.__getitem__, numbers.tolist())
         return
-    with Reader(source) as reader:
+    with verified_reader(source) as reader:
         for start in range(0, len(numbers), _BATCH_SIZE):
             yield from _read_batch(source, reader, numbers[start : start + _BATCH_SIZE])
 

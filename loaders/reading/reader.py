@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -280,6 +281,14 @@ def _files_of(index: Index, max_open_files: int | None) -> RemoteFiles | LocalFi
     # malloc would return the memory of each batch to the system, and request it again.
     system.keep_freed_memory()
     return RemoteFiles(index) if index.remote else LocalFiles(index, max_open_files)
+
+
+def verified_reader(index: Index, /) -> Reader:
+    """Return a reader that compares CRCs, also of an index that was opened without."""
+    if not index.checksums:
+        index = copy.copy(index)
+        index.checksums = True
+    return Reader(index)
 
 
 def plan_of_pass(

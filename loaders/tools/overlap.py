@@ -19,7 +19,7 @@ import numpy.typing as npt
 from twinfeed.loaders.errors import printable
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.loop.feed_loader import in_order
-from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.reader import Reader, verified_reader
 from twinfeed.loaders.reading.together import read_together
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Ids, Int64s
@@ -296,7 +296,7 @@ def _digests(
 ) -> tuple[Int64s, Array]:
     """Read records, and return the ids of those that can be read, and their SHA-256, S32[n]."""
     batches = _batches(ids, side.index.table(field)[ids]["length"]) if len(ids) else []
-    with Reader(side.index) as reader:
+    with verified_reader(side.index) as reader:
         results = in_order(partial(_digests_of, reader, field), batches, threads=processors())
         bar = progress_bar(results, side.name, "batch", progress, len(batches))
         digests = [*chain.from_iterable(bar)]

@@ -42,7 +42,7 @@ from twinfeed.loaders.index.options import ReadingOptions, parse_reading_options
 from twinfeed.loaders.index.paths import join, output_path
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.loop.feed_loader import in_order
-from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.reader import Reader, verified_reader
 from twinfeed.loaders.reading.together import read_together
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.atomic import check_replaceable
@@ -216,7 +216,7 @@ def _check_shards(
     """Check shards, given as jobs or as numbers in an index, and return the result of each."""
     if index is None:
         return [_check_shard(plan, decode, job) for job in shards]
-    with Reader(index) as reader:
+    with verified_reader(index) as reader:
         return [_check_indexed_shard(plan, reader, decode, shard) for shard in shards]
 
 

@@ -18,6 +18,7 @@ from support.shards import flip, tars, tfrecords, write_tfrecord
 from twinfeed import ExactOnceBatchSampler
 from twinfeed.loaders import (
     BadRecord,
+    DataCorruptionError,
     DecodeImage,
     Feed,
     Index,
@@ -67,6 +68,20 @@ def test_verify_reports_changed_label_beside_excluded_records(
     assert "the shard has changed" in found.problem
     write(3)
     assert verify(index).ok
+
+
+def test_crcs_are_compared_by_what_promises_it_whatever_the_index_was_opened_for(
+    tmp_path: Path,
+) -> None:
+    """An index for fast loaders compares none; a copy by `pack` would give damage a valid CRC."""
+    index = pack([{"x": b"%d" % n * 40} for n in range(8)], tmp_path)["data"]
+    flip(tmp_path / index.shard_paths[0], int(index.table("x")["offset"][5]) + 3)
+    unchecked = open_index(index.path, checksums=False)
+    assert unchecked[5]["x"] != b"5" * 40
+    assert str(verify(unchecked)) == str(verify(index))
+    assert [found.record for found in verify(unchecked).findings] == [5]
+    with pytest.raises(DataCorruptionError, match="record 5"):
+        pack(unchecked, tmp_path / "copy")
 
 
 @pytest.mark.parametrize("workers", [None, 2])
