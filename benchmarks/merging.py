@@ -61,9 +61,9 @@ def merged(folder: Path, limit: int) -> None:
     data = next(int(words[1]) * 1024 for words in held if words[0] == "VmData:")
     resource.setrlimit(resource.RLIMIT_DATA, (data + limit, data + limit))
     start = time.perf_counter()
-    stats = IndexStats(map(load_part, sorted(folder.glob("*.part"))), None)
+    stats = IndexStats(map(load_part, sorted(folder.glob("*.part"))))
     with temporary_folder(folder / "x.index") as work:
-        write_index(folder / "x.index", work, stats, classes=None)
+        write_index(folder / "x.index", work, stats, None)
     seconds = time.perf_counter() - start
     print(f"merged {stats.num_records:,} records with {limit:,} bytes at most, in {seconds:.0f} s")
 

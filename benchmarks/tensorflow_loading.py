@@ -140,11 +140,15 @@ def reading(options: argparse.Namespace, folder: Path) -> None:
         def uniform(count: int = count) -> BatchSampler:
             return BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH, last_batch="drop")
 
+        def looped(index: Index = index, uniform: Any = uniform) -> TensorFlowLoader:
+            return TensorFlowLoader(Feed(index, uniform()), device="/CPU:0")
+
         compare(
             f"records of {size:,} bytes, {count:,} of them",
             {
                 "TFRecordDataset, batch, parse_example": lambda index=index: sequential(index),
                 "loader, fully random": make(uniform),
+                "a loop over the loader, fully random": looped,
                 "loader, fully random, no checksums": make(
                     uniform, open_index(index.path, checksums=False)
                 ),
