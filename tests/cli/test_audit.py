@@ -66,6 +66,7 @@ def test_a_path_says_where_the_ids_are(capsys: Capture) -> None:
     assert "an item has no ids: tuple (0, {'id': 0})" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.frameworks
 def test_ranks_are_processes_that_import_the_file(capsys: Capture) -> None:
     Path("train.py").write_text(TRAIN.replace("def make(", GATHERED))

@@ -91,6 +91,7 @@ def test_iterator_state_resumes_at_every_step(index: Index, expected: list) -> N
         assert [noted(batch) for batch in resumed] == expected[step:]
 
 
+@pytest.mark.long
 def test_workers_give_the_same_batches_and_resume(index: Index, expected: list) -> None:
     first, again = (iter(batches(index).mp_prefetch(WORKERS)) for _ in range(2))
     before_state = [noted(next(first)) for _ in range(5)]

@@ -42,7 +42,7 @@ def shuffled(workers: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("make", "finding"),
     [
-        (shuffled, None),
+        pytest.param(shuffled, None, marks=pytest.mark.long),
         (lambda: torch.randperm(40), None),
         (lambda: torch.arange(40).view(10, 4), None),
         (lambda: [(torch.arange(20), torch.arange(20, 40))], None),

@@ -33,6 +33,7 @@ def dies(rank: int, world_size: int) -> list[int]:
     return []
 
 
+@pytest.mark.long
 def test_collectives_run_in_processes_alone() -> None:
     report = audit(agreed, num_records=N, expect="training")
     assert "if it is a collective of torch.distributed, pass processes=True" in report.findings[0]
