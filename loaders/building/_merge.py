@@ -192,6 +192,11 @@ class _IndexMerger:
         """Write what needs all parts, and return the manifest's content."""
         stats, store = self.stats, self.store
         if table is not None:
+            if "keys" not in stats.string_sizes:
+                raise ValueError(
+                    "a label table is joined by key, and these records have no keys: name a "
+                    "feature with key="
+                )
             text, ends = map(store.finish_array, ("keys-text", "keys-ends"))
             table.check(StringColumn(text, ends).tolist())
         label = self.column_writers.get("label")

@@ -202,6 +202,9 @@ class FromTable(_Source):
     def labels(self) -> Mapping[str, Any]:
         """The labels by key."""
         if isinstance(self.table, Mapping):
+            bad = [key for key, label in self.table.items() if label is None]
+            if bad:  # which would count as a record that is not in the table
+                raise ValueError(f"{len(bad)} rows of a label table have no label, as {bad[:5]}")
             return self.table
         stat = os.stat(self.table)
         return _read_table(os.fspath(self.table), stat.st_size, stat.st_mtime_ns)

@@ -317,6 +317,16 @@ REFUSED: Refused = [
     ),
     # Tables
     (of([("a", PLAIN)], [("a", PLAIN)], label=FromTable({"a": 1})), ValueError, "1 keys occur in"),
+    (
+        of(RECORDS, label=FromTable({"k0": 1}), background=0, fields={"text": "label"}),
+        ValueError,
+        "joined by key, and these records have no keys: name a feature with key=",
+    ),
+    (
+        of(LABELLED, label=FromTable({"a": None}), background=0),
+        ValueError,
+        r"1 rows of a label table have no label, as \['a'\]",
+    ),
     (of(RECORDS, label=FromTable({"k0": 1})), LoaderError, "--label-table.* gives none.*key="),
     *(
         (of("tar/d-000000.tar", label=FromTable(rows), **options), kind, word)
@@ -330,7 +340,12 @@ REFUSED: Refused = [
                 "6 rows of the table have no record",
             ),
             (KEYS | {"k4": float("nan")}, {}, LoaderError, "gives a value that .*key: k4\n.*nan"),
-            (KEYS | {"k4": None}, {}, LoaderError, "lacks a label: .*key: k4"),
+            (
+                KEYS | {"k4": None},
+                {},
+                ValueError,
+                r"1 rows of a label table have no label, as \['k4'\]",
+            ),
             ({"k0": 1, "k1": "cat", "k2": 2, "k3": 2, "k4": 2}, {}, ValueError, A_LABEL),
         )
     ),
