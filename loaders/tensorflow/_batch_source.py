@@ -22,7 +22,7 @@ from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._layout import Layout
-from twinfeed.loaders.tensorflow._pipeline import POSITION_SPEC, GraphSource, read_together
+from twinfeed.loaders.tensorflow._pipeline import POSITION_SPEC, GraphSource, read_joined
 from twinfeed.samplers.stream import growing_ranges
 
 # One call from the graph into Python reads at most 16 batches, of about 6 MiB.
@@ -106,7 +106,7 @@ class BatchSource(GraphSource):
             read: Callable[..., tuple[Any, ...]] = partial(read_any, batchers, pass_start)
             ranges = growing_ranges(pass_start.step, self.steps, self.batches_per_call)
             steps = (range(first, stop) for first, stop in ranges)
-            calls = in_order(partial(read_together, read), steps, threads=self._batch_threads)
+            calls = in_order(partial(read_joined, read), steps, threads=self._batch_threads)
             for several in stack.enter_context(closing(calls)):
                 yield from several
 
@@ -127,7 +127,7 @@ class BatchSource(GraphSource):
         """Return the positions of steps, and arrays with a row for each batch, read as one batch.
 
         Two batches of 3 images [8, 8] become an array [2, 3, 8, 8]. Batches of several sizes are a
-        ValueError: `read_together` then has each read by itself.
+        ValueError: `read_joined` then has each read by itself.
         """
         batches = self._schedules[0].batches(pass_start.epoch, steps[0], steps[-1] + 1)
         (size,) = {len(ids) for ids in batches}

@@ -91,7 +91,7 @@ class GraphSource(ABC):
         return True  # TensorFlow cannot call a function without a result
 
 
-def read_together(read: Callable[..., T], parts: Sequence[S]) -> Iterable[T]:
+def read_joined(read: Callable[..., T], parts: Sequence[S]) -> Iterable[T]:
     """Return `read(*parts)` alone, or if it fails, `read(part)` of each part, when it is needed."""
     try:
         return [read(*parts)]

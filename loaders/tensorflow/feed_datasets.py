@@ -21,7 +21,7 @@ from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._datasets import check_process
 from twinfeed.loaders.tensorflow._iterators import set_owner
 from twinfeed.loaders.tensorflow._layout import Layout
-from twinfeed.loaders.tensorflow._pipeline import read_together
+from twinfeed.loaders.tensorflow._pipeline import read_joined
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.stream import growing_ranges
 
@@ -126,7 +126,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
             # One request for each batch that has samples of the group.
             requests = self._requests_by_group(epoch, first, stop).get(int(group), [])
             for offset in range(0, len(requests), _BATCHES_PER_READ):
-                yield from read_together(self._read, requests[offset : offset + _BATCHES_PER_READ])
+                yield from read_joined(self._read, requests[offset : offset + _BATCHES_PER_READ])
 
     def _read(self, *to_read: Request) -> tuple[Array, ...]:
         """Read the samples of several requests at once, and return the arrays of all fields."""
