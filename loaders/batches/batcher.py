@@ -32,12 +32,11 @@ from twinfeed.loaders.feed.decode import DecodeImage
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.reading.missing import fill_missing
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.reader import plan_of_pass
 from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
-from twinfeed.loaders.reading.source import FieldReader, Source, read_only, reader_of
+from twinfeed.loaders.reading.source import Reads, Source, read_only, reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.fork import PerProcess
@@ -63,7 +62,7 @@ class Batcher(Closing):
         recipe: Recipe,
         /,
         *,
-        reader: FieldReader | None = None,
+        reader: Reads | None = None,
         threads: int = 0,
         meter: Meter | None = None,
         empty: Allocate = aligned,
@@ -72,6 +71,7 @@ class Batcher(Closing):
         self._own_reader = reader is None
         self._reader = reader_of(recipe.index) if reader is None else reader
         self.meter = Meter() if meter is None else meter
+        self._read = partial(self.meter.timed, "reading", recipe.stored.read, self._reader)
         self._pool = PerProcess(partial(ThreadPoolExecutor, threads, "twinfeed-decode"))
         # If the sampler draws each record several times close together, its image is kept.
         self.cache = None if recipe.uses is None else DecodedCache(recipe.uses, self.decoded)
@@ -138,7 +138,9 @@ class Batcher(Closing):
 
     def stored(self, records: Int64s, /) -> list[Sample]:
         """Read the stored fields of records; return a dict by field for each record."""
-        return samples_of(self._read(records)) if self.recipe.fields else [{} for _ in records]
+        return (
+            samples_of(self._read(records)) if self.recipe.stored.names else [{} for _ in records]
+        )
 
     def decoded(self, records: Int64s, /) -> list[Fields]:
         """Read and decode records; return the sample of each."""
@@ -181,14 +183,6 @@ class Batcher(Closing):
                     where = recipe.index.describe(record)
                     raise DecodeError(f"{where}: transform changed {name!r}: rename the new value")
         return [*results]
-
-    def _read(self, records: Int64s) -> Values:
-        """Read the stored fields of records; return by field a list of values."""
-        recipe = self.recipe
-        values = self.meter.timed("reading", self._reader.read_or_none, records, recipe.fields)
-        if recipe.fields_are_complete:
-            return values
-        return fill_missing(recipe.index, records, values, recipe.missing)
 
     def _decoded_in_place(self, records: Int64s, decode: DecodeImage, spec: FieldSpec) -> Values:
         """Decode records into the rows of a new array, which saves a copy of each image."""
@@ -284,7 +278,7 @@ class Batcher(Closing):
         on threads too.
         """
         recipe = self.recipe
-        fields = stored_fields(recipe.index, recipe.fields)
+        fields = stored_fields(recipe.index, recipe.stored.names)
         step = epoch * recipe.steps_per_epoch + start
         self._read_plan = plan_of_pass(
             self._reader, schedule, fields, step, readahead, running=running

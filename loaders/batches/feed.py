@@ -25,7 +25,7 @@ from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.by_key import ByKey, joined
 from twinfeed.loaders.reading.dataset_source import as_source
-from twinfeed.loaders.reading.missing import MissingValues, check_missing
+from twinfeed.loaders.reading.missing import MissingValues, StoredFields, check_missing
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.side_table import check_table
 from twinfeed.loaders.reading.source import Source
@@ -139,7 +139,7 @@ class Feed:
             name: check_table(name, joined(table, index) if isinstance(table, ByKey) else table)
             for name, table in checks.mapping("side", side).items()
         }
-        self._missing = check_missing(index, names, missing)
+        self._stored = StoredFields(index, names, check_missing(index, names, missing))
         self._declared_spec = None if spec is None else check_spec("spec", spec)
         self._declared_batch_spec = check_spec("batch_spec", batch_spec)
         self._is_complete = True
@@ -197,7 +197,7 @@ class Feed:
     @property
     def missing(self) -> Mapping[str, Any]:
         """The values of fields for the records that lack them."""
-        return MappingProxyType(self._missing)
+        return MappingProxyType(self._stored.missing)
 
     @property
     def side(self) -> Mapping[str, Any]:
@@ -222,7 +222,7 @@ class Feed:
     @property
     def _draft(self) -> Recipe:
         """The recipe of the feed before anything is tried: see `Recipe.draft`."""
-        names = ("index", "fields", "decode", "transform", "_collate", "_side", "_missing")
+        names = ("index", "_stored", "decode", "transform", "_collate", "_side")
         arguments = {name.lstrip("_"): getattr(self, name) for name in names}
         return Recipe.draft(self.sampler, **arguments)
 

@@ -22,7 +22,7 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
 )
 from twinfeed.loaders.feed.decode import DecodeImage
-from twinfeed.loaders.reading.missing import are_complete
+from twinfeed.loaders.reading.missing import StoredFields
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.samplers import BatchStream
@@ -40,6 +40,7 @@ class Recipe:
     it, with a reader.
 
     Attributes:
+        stored: the fields that are read.
         padded: whether batches may have padding.
         shares_arrays: whether several samples may use one decoded array, which is then read-only.
         uses: how often each decoded image is used, if it is kept for that; or None.
@@ -51,12 +52,11 @@ class Recipe:
     """
 
     index: Source
-    fields: tuple[str, ...]
+    stored: StoredFields
     decode: Decode | None
     transform: Decode | None
     collate: Collate
     side: Mapping[str, Any]
-    missing: Mapping[str, Any]
     padded: bool
     shares_arrays: bool
     uses: int | None
@@ -97,11 +97,6 @@ class Recipe:
         names = [name for name in spec if spec[name].dtype is None and not spec[name].shape]
         examples = {name: bytes(sample.get(name, b"")) for name in names if self.padded}
         return replace(self, example_bytes=examples, **changes)
-
-    @cached_property
-    def fields_are_complete(self) -> bool:
-        """Whether it is known that each record has all fields that are read."""
-        return are_complete(self.index, self.fields, self.missing)
 
     @property
     def shapes(self) -> tuple[Mapping[str, FieldSpec], Collate]:

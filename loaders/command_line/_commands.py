@@ -29,6 +29,7 @@ from twinfeed.loaders.index.index import load_index
 from twinfeed.loaders.index.options import IndexOptions, ReadingOptions
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.packing import pack
+from twinfeed.loaders.reading.missing import StoredFields
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
@@ -128,7 +129,8 @@ def run_cat(options: argparse.Namespace) -> None:
                 lines = [f"  {name}: {_shown(value)}" for name, value in index[record].items()]
                 print_lines(index.describe(record), *lines)
             else:
-                (value,) = reader.read([record], [options.field])[options.field]
+                stored = StoredFields(index, (options.field,))
+                (value,) = stored.read(reader, np.array([record]))[options.field]
                 data = value if isinstance(value, bytes) else f"{value}\n".encode()
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()

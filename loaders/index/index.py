@@ -252,7 +252,7 @@ class Index:
         number = range(len(self))[operator.index(record)]
         names = [*self.fields, *self.columns]
         with Reader(self) as reader:
-            values = reader.read_or_none(np.array([number]), names)
+            values = reader.read([number], names)
         return {name: rows[0] for name, rows in values.items()}
 
     def summary(self) -> str:

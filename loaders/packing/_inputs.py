@@ -42,7 +42,7 @@ def source_bytes(source: object, /) -> int | None:
 def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
     """Read records of an index as samples, without the fields that they lack."""
     values: dict[str, Sequence[Any]] = {"__key__": index.keys(ids)} if index.has_keys else {}
-    values |= reader.read_or_none(ids, [*index.fields, *index.columns])
+    values |= reader.read(ids, [*index.fields, *index.columns])
     if "label" in index.columns and index.classes:
         values["label"] = [index.classes[label] for label in values["label"]]
     return [

@@ -1,14 +1,15 @@
 """Missing values: the fields that a record lacks, and the values that a user gives for them.
 
 A reader returns None for a field that a record lacks. `check_missing` checks the user's values, and
-`fill_missing` puts them in place of None.
+`StoredFields` puts them in place of None.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.source import Reads, Source
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import validate
 
@@ -28,50 +30,60 @@ is_none = partial(operator.is_, None)
 """Whether a value is None: a test without a frame of Python."""
 
 
-def fill_missing(
-    source: Any, ids: Int64s, values: Mapping[str, Sequence[Any]], missing: Mapping[str, Any], /
-) -> dict[str, Sequence[Any]]:
-    """Return the values of records by field, with those of `missing` in place of None.
+@dataclass(frozen=True)
+class StoredFields:
+    """The fields that are read of each record, and the values in place of those that are missing.
 
-    A value in `missing` that is one number says that each record has one: then all values of the
-    field are numbers, as those of a column are, whether or not a record lacks the field.
+    A value in `missing` that is one number says that each record of an index has one: then all
+    values of the field are numbers, as those of a column are, whether or not a record lacks it.
 
-    Args:
-        source: the `Source` of the records, for messages.
-        ids: the record ids.
-        values: for each field a value for each record, None if the record lacks the field.
-        missing: the values that the user gives for fields.
+    Attributes:
+        source: the source of the records.
+        names: the names of the fields.
+        missing: by field, the value for the records that lack it.
 
     Raises:
-        LoaderError: a record lacks a field, and `missing` has no value for it; or has several
+        LoaderError: by `read`: a record lacks a field without a value in `missing`; or has several
             numbers where `missing` has one.
     """
-    filled = dict(values)
-    for name, column in values.items():
-        default = missing.get(name)
+
+    source: Source
+    names: tuple[str, ...]
+    missing: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, reader: Reads, ids: Int64s, /) -> Mapping[str, Sequence[Any]]:
+        """Return the values of records by field, in the order of `ids`."""
+        values = reader.read(ids, self.names)
+        if self._are_complete:
+            return values
+        return {name: self._filled(name, values[name], ids) for name in self.names}
+
+    @cached_property
+    def _are_complete(self) -> bool:
+        """Whether it is known that each record has all fields, and that no value is converted."""
+        source = self.source
+        if not isinstance(source, Index) or self.missing:
+            return False
+        return not any(source.fields[name].missing for name in self.names if name in source.fields)
+
+    def _filled(self, name: str, values: Sequence[Any], ids: Int64s) -> Sequence[Any]:
+        """Return the values of a field for records, with the user's in place of None."""
+        source, default = self.source, self.missing.get(name)
         if isinstance(source, Index) and isinstance(default, (int, float, np.number)):
-            column = filled[name] = _single_numbers(source, ids, name, column)
-        is_array = isinstance(column, np.ndarray) and column.dtype != object
-        if is_array or not any(map(is_none, column)):
-            continue
+            values = _single_numbers(source, ids, name, values)
+        is_array = isinstance(values, np.ndarray) and values.dtype != object
+        if is_array or not any(map(is_none, values)):
+            return values
         if default is None:
             default = _empty_value(source, name)
         if default is None:
-            record = int(ids[[value is None for value in column].index(True)])
+            record = int(ids[[value is None for value in values].index(True)])
             raise LoaderError(
                 f"{source.describe(record)} lacks the field {name!r}",
-                advice=f"give Feed or Reader.read a value for it, missing={{{name!r}: …}}, read "
-                "other fields, or leave the record out (records= of the sampler)",
+                advice=f"give Feed a value for it, missing={{{name!r}: …}}, read other fields, or "
+                "leave the record out (records= of the sampler)",
             )
-        filled[name] = [default if value is None else value for value in column]
-    return filled
-
-
-def are_complete(source: Any, fields: Iterable[str], missing: Mapping[str, Any], /) -> bool:
-    """Return whether it is known that `fill_missing` has nothing to do with some fields."""
-    if not isinstance(source, Index) or missing:
-        return False
-    return not any(source.fields[name].missing for name in fields if name in source.fields)
+        return [default if value is None else value for value in values]
 
 
 def _empty_value(source: Any, name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.local import LocalFiles, should_coalesce
-from twinfeed.loaders.reading.missing import are_complete, fill_missing
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, Rows, rows_outside_shards
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.remote import RemoteFiles
@@ -34,7 +33,6 @@ from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import validate
 
-Value = Any
 _UNCHECKED_BYTES = 1 << 26
 """A batch of at most this many bytes is not compared with its limit: it fits in the memory."""
 
@@ -80,50 +78,33 @@ class Reader(Closing):
         self._plans.pop()
         self._files().close()
 
-    def read(
-        self,
-        ids: Ids,
-        fields: Sequence[str] | None = None,
-        /,
-        *,
-        missing: Mapping[str, Value] | None = None,
-    ) -> dict[str, list[Value]]:
+    def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, Sequence[Any]]:
         """Return a dict from each of `fields` to a list with its value for each id.
 
         The values are in the order of `ids`. The value of a field is `bytes`; if it is a feature of
-        a `tf.train.Example` with several values, it is a list of bytes or an array. A column, an
-        array of the index, may be read like a field: its value is the row of the record. Repeated
-        ids are read once, and small records next to each other by one call.
+        a `tf.train.Example` with several values, it is a list of bytes or an array, and equally
+        long arrays may be one array with a row for each id. If a record lacks the field, the value
+        is None. A column, an array of the index, may be read like a field: its value is the row of
+        the record. Repeated ids are read once, and small records next to each other by one call.
 
         Args:
             ids: record ids, int[n].
             fields: the names of fields and columns. Default: every field.
-            missing: a dict from a field to the value for the records that lack the field. A number
-                says that each record has one, so that all values are numbers.
 
         Raises:
             IndexError: an id outside [0, N).
             KeyError: an unknown field.
-            LoaderError: a field is missing in a record.
             StaleIndexError: a shard has changed.
             DataCorruptionError: bytes do not match their checksum.
         """
-        names = tuple(self.index.fields) if fields is None else checks.names("fields", fields)
-        checked_ids = checks.as_ids(ids)
-        values = self.read_or_none(checked_ids, names)
-        if not are_complete(self.index, names, missing or {}):
-            values = fill_missing(self.index, checked_ids, values, missing or {})
-        return {name: list(values[name]) for name in names}
-
-    def read_or_none(self, ids: Int64s, names: Sequence[str], /) -> dict[str, Sequence[Any]]:
-        """Return a dict from each name to the values of records, in the order of `ids`.
-
-        It is `read` for ids that need no check. A value is None if the record lacks the field.
-        """
-        fields = [name for name in names if name not in self._columns]
-        values = dict(zip(fields, self._read_fields(ids, fields), strict=True))
-        if len(fields) == len(names):
-            return values
+        names = tuple(self.index.fields) if fields is None else fields
+        if type(names) is not tuple:  # that of a feed, which is checked
+            names = checks.names("fields", names)
+        ids = checks.as_ids(ids)
+        if self._columns.isdisjoint(names):
+            return dict(zip(names, self._read_fields(ids, names), strict=True))
+        stored = [name for name in names if name not in self._columns]
+        values = dict(zip(stored, self._read_fields(ids, stored), strict=True))
         checks.check_ids(ids, len(self.index))
         for name in self._columns.intersection(names):
             values[name] = list(self.index.columns[name][ids])

@@ -54,23 +54,12 @@ class Reads(Protocol):
     """
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return the values of each field for each id, in the order of `ids`.
-
-        No later call may write to the arrays.
+        """Return the values of each field for each id, in the order of `ids`; None for a record
+        that lacks the field. No later call may write to the arrays.
         """
 
     def close(self) -> None:
         """Close open files. A later call of `read` opens them again."""
-
-
-class FieldReader(Protocol):
-    """A reader for feeds: a `Reader`, a `CheckedReader`, or the reader of a worker process."""
-
-    def read_or_none(self, ids: Int64s, names: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return the values of each field for each id; None if a record lacks the field."""
-
-    def close(self) -> None:
-        """Close open files. A later call opens them again."""
 
 
 @runtime_checkable
@@ -166,7 +155,7 @@ class CheckedReader:
         self._type = a_type(source)
         self._fresh = getattr(reader, "fresh", False)
 
-    def read_or_none(self, ids: Int64s, fields: Sequence[str], /) -> dict[str, Sequence[Any]]:
+    def read(self, ids: Int64s, fields: Sequence[str], /) -> dict[str, Sequence[Any]]:
         """Call the user's `read`, and check what it returns.
 
         Returns:
@@ -226,7 +215,7 @@ class CheckedReader:
         self._reader.close()
 
 
-def reader_of(source: Source, /) -> FieldReader:
+def reader_of(source: Source, /) -> Reads:
     """Return a reader of the records of a source.
 
     A source is an `Index`, or the user's own data, such as a dataset of PyTorch (`OwnSource`).

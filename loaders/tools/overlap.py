@@ -19,6 +19,7 @@ import numpy.typing as npt
 from twinfeed.loaders.errors import printable
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.loop.feed_loader import in_order
+from twinfeed.loaders.reading.missing import StoredFields
 from twinfeed.loaders.reading.reader import Reader, verified_reader
 from twinfeed.loaders.reading.together import read_together
 from twinfeed.loaders.support import checks
@@ -313,9 +314,10 @@ def _batches(ids: Int64s, lengths: Int64s) -> list[Int64s]:
 
 def _digests_of(reader: Reader, field: str, ids: Int64s) -> list[bytes | str]:
     """Return the SHA-256 of a field of records, or the error of one that cannot be read."""
+    stored = StoredFields(reader.index, (field,))
 
     def read(ids: Int64s) -> list[bytes | str]:
-        return [sha256(value).digest() for value in reader.read(ids, [field])[field]]
+        return [sha256(value).digest() for value in stored.read(reader, ids)[field]]
 
     return list(read_together(read, ids, lambda _, error: " ".join(str(error).split())))
 

@@ -12,12 +12,14 @@ from support.shards import write_tfrecord
 from twinfeed.loaders import (
     DataCorruptionError,
     DecodeExample,
+    Feed,
     LoaderError,
     Reader,
     build_index,
     pack,
     verify,
 )
+from twinfeed.samplers import ExactOnceBatchSampler
 
 
 def shard(path: Path, *records: bytes) -> Path:
@@ -57,8 +59,11 @@ def test_fault_6_empty_record_is_read_as_record(tmp_path: Path) -> None:
     shard = write_tfrecord(tmp_path / "a.tfrecord", [{}, {"x": b"1"}])
     index = build_index(shard, tmp_path / "x.index")
     assert len(index) == 2
-    with Reader(index) as reader, pytest.raises(LoaderError, match=r"record 0 .* lacks .*'x'"):
-        reader.read([0])
+    with Reader(index) as reader:
+        assert reader.read([0]) == {"x": [None]}
+    feed = Feed(index, ExactOnceBatchSampler(2, batch_size=2), missing="late")
+    with pytest.raises(LoaderError, match=r"record 0 .* lacks .*'x'"):
+        feed[0, 0]
 
 
 def test_empty_examples_are_read_beside_others(tmp_path: Path) -> None:

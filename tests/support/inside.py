@@ -29,7 +29,7 @@ from twinfeed.loaders.index.manifest import MANIFEST, VERSION, file_digest, json
 from twinfeed.loaders.index.options import Missing, Reading, ReadingOptions
 from twinfeed.loaders.packing import SHARD_BYTES, ShardContainer
 from twinfeed.loaders.packing._compressed import decompressed_samples
-from twinfeed.loaders.reading.missing import fill_missing
+from twinfeed.loaders.reading.missing import StoredFields
 from twinfeed.loaders.reading.prefetch.read_plan import (
     NO_BLOCK,
     Fetch,
@@ -38,7 +38,7 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
 )
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule, of_all_ranks
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import FieldReader, reader_of
+from twinfeed.loaders.reading.source import Reads, reader_of
 from twinfeed.loaders.storage import _http_connections, open_store, retries
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.url import Location, unquoted

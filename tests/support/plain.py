@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from support.inside import FieldReader, collate, fill_missing, of_all_ranks, reader_of
+from support.inside import Reads, StoredFields, collate, of_all_ranks, reader_of
 from twinfeed.loaders import Batch, Feed, Ragged
 
 NUMBERS = ("id", "record", "view", "seed", "seed32")
@@ -23,7 +23,7 @@ def batches(feed: Feed, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
             yield _batch(feed, reader, epoch, step)
 
 
-def _batch(feed: Feed, reader: FieldReader, epoch: int, step: int) -> Batch:
+def _batch(feed: Feed, reader: Reads, epoch: int, step: int) -> Batch:
     sampler, spec = feed.sampler, feed.spec
     ids, seeds = sampler.batch(epoch, step), sampler.seeds(epoch, step)
     held, records, views = ids >= 0, sampler.records(ids), sampler.views(ids)
@@ -57,7 +57,7 @@ def _padded(value: Any, held: npt.NDArray[np.bool_], example: Any) -> Any:
     return padded
 
 
-def _first_sample(feed: Feed, reader: FieldReader) -> dict[str, Any]:
+def _first_sample(feed: Feed, reader: Reads) -> dict[str, Any]:
     """The first sample of the stream, whose bytes padding has."""
     stream = of_all_ranks(feed.sampler)
     number, seed = stream.batch(0, 0)[:1], int(stream.seeds(0, 0)[0])
@@ -66,11 +66,11 @@ def _first_sample(feed: Feed, reader: FieldReader) -> dict[str, Any]:
 
 
 def _sample(
-    feed: Feed, reader: FieldReader, number: int, record: int, view: int, seed: int
+    feed: Feed, reader: Reads, number: int, record: int, view: int, seed: int
 ) -> dict[str, Any]:
     """The fields of one sample, decoded and transformed."""
-    read = reader.read_or_none(np.array([record]), feed.fields)
-    read = fill_missing(feed.index, np.array([record]), read, feed.missing)
+    stored = StoredFields(feed.index, feed.fields, feed.missing)
+    read = stored.read(reader, np.array([record]))
     sample = {name: values[0] for name, values in read.items()}
     if feed.decode is not None:
         sample = _copied(feed.decode(sample))

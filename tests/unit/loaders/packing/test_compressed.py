@@ -185,7 +185,7 @@ def test_label_feature_and_members_of_a_tar_are_packed(tmp_path: Path, container
     index = pack(path, tmp_path / "out", container=container)["data"]
     assert index.labels.tolist() == [0, 1, 2] * 2
     with Reader(index) as reader:
-        assert reader.read([0, 1], ["note"]) == {"note": [b"", b"a"]}
+        assert reader.read([0, 1], ["note"]) == {"note": [None, b"a"]}
     tar = write_tar(tmp_path / "plain.tar", [(f"{n}", {"cls": b"%d" % n}) for n in range(2)])
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar.read_bytes()))
     pack(tmp_path / "a.tar.gz", tmp_path / "tar", container=container)

@@ -17,6 +17,7 @@ from support.refusals import Call, Refused, check_refused
 from support.shards import numbered, tree, write_tfrecord
 
 from twinfeed.loaders import (
+    Feed,
     Index,
     Reader,
     ShardWarning,
@@ -27,6 +28,7 @@ from twinfeed.loaders import (
     verify,
 )
 from twinfeed.loaders.formats.files import Entry
+from twinfeed.samplers import ExactOnceBatchSampler
 
 CONTAINERS = ("tfrecord", "tar")
 
@@ -200,7 +202,8 @@ def test_field_missing_from_some_records_reads_as_empty(tmp_path: Path) -> None:
         with pytest.warns(ShardWarning, match="2 records of 'data' lack .* empty: .*'note' by 1"):
             index = pack(samples, tmp_path / container, container=container)["data"]
         with Reader(index) as reader:
-            assert reader.read([0, 1], ["note"]) == {"note": [b"x", b""]}
+            assert reader.read([0, 1], ["note"]) == {"note": [b"x", None]}
+        assert Feed(index, ExactOnceBatchSampler(2, batch_size=2))[0, 0]["note"] == [b"x", b""]
         with pytest.warns(ShardWarning, match="'note' by 1"):
             again = pack(index, tmp_path / f"{container} again")["data"]
         assert again.fields["note"].missing == 1

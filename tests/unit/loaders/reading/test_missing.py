@@ -53,7 +53,7 @@ def test_missing_late_raises_with_record_and_argument(index: Index) -> None:
     next(batches)
     with pytest.raises(LoaderError, match=r"record 7 .*lacks the field 'txt'") as caught:
         next(batches)
-    assert "give Feed or Reader.read a value for it, missing={'txt': …}" in str(caught.value)
+    assert "give Feed a value for it, missing={'txt': …}" in str(caught.value)
 
 
 def test_missing_value_fills_lists_and_repeated_records(tmp_path: Path) -> None:

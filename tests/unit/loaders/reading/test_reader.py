@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import read_ahead
+from support.inside import StoredFields
 from support.servers import RangeServer
 from support.shards import numbered, tars, tfrecords, total_bytes, write_tar
 
@@ -201,14 +202,18 @@ def test_changed_remote_shard_is_refused(tmp_path: Path, memory: Any) -> None:
         reader.read([3])
 
 
-def test_missing_field_of_a_record_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_missing_field_is_none_and_an_error_of_a_feed_that_names_the_record(
+    tmp_path: Path,
+) -> None:
     write_tar(tmp_path / "a.tar", [("a", {"jpg": b"1", "txt": b"x"}), ("b", {"jpg": b"2"})])
     index = build_index(tmp_path / "a.tar", tmp_path / "x.index")
     assert index.fields["txt"].missing == 1
     with Reader(index) as reader:
         assert reader.read([1, 0], ["jpg"])["jpg"] == [b"2", b"1"]
+        assert reader.read([0, 1], ["txt", "jpg"]) == {"txt": [b"x", None], "jpg": [b"1", b"2"]}
+        stored = StoredFields(index, ("txt", "jpg"))
         with pytest.raises(LoaderError, match=r"record 1 \(a.tar, number 1.*'b'\) lacks .*'txt'"):
-            reader.read([0, 1], ["txt", "jpg"])
+            stored.read(reader, np.array([0, 1]))
 
 
 @pytest.mark.usefixtures("mapped_arrays")
