@@ -35,8 +35,8 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
     (folder / name).touch()
     options = IndexOptions(container="tfrecord", label_from="field", label="label")
     file = folder / f"{shard:032x}.part"
-    part = ShardPart(options, name, 0, num_records=records, first_labels={"names": name}, file=file)
-    part.label_names = [f"class {n}" for n in range(CLASSES)]
+    part = ShardPart(options, name, 0, num_records=records, file=file)
+    part.labels, part.first_records = [f"class {n}" for n in range(CLASSES)], [name] * CLASSES
     part.fields = {"image": FieldStats("bytes", BLOCK, 100)}
     part.string_sizes = {"keys": (records, 8 * records)}
     rows = np.zeros(BLOCK, row_type(0, 0, whole_files=False))
@@ -48,7 +48,7 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
                 "rows-0": rows[:count],
                 "keys-text": np.full(8 * count, ord("k"), np.uint8),
                 "keys-ends": np.arange(8, 8 * count + 8, 8, dtype=np.uint32),
-                "names": np.arange(start, start + count) * 7919 % CLASSES,
+                "labels": np.arange(start, start + count) * 7919 % CLASSES,
             }
             out.add(count, arrays)
         out.finish(part)

@@ -17,12 +17,12 @@ from twinfeed.loaders.building._parts import RecordBatch, ShardPart, load_part
 from twinfeed.loaders.building.classes import (
     Classes,
     assign_classes,
-    integer_background,
     write_class_order,
 )
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, integer_type, row_type
+from twinfeed.loaders.index.options import Label
 from twinfeed.loaders.support.array_types import Array
 
 
@@ -98,7 +98,7 @@ class _IndexMerger:
     """
 
     def __init__(self, store: IndexWriter, stats: IndexStats, classes: Classes) -> None:
-        self.store, self.stats, self.classes = store, stats, classes
+        self.store, self.stats = store, stats
         self.field_writers: dict[str, _ColumnWriter] = {}
         self.column_writers: dict[str, _ColumnWriter] = {}
         for name, totals in sorted(stats.fields.items()):
@@ -116,10 +116,12 @@ class _IndexMerger:
         self.string_writers = [_StringWriter(store, name, *size) for name, size in sizes]
         self.num_earlier_files = 0  # loose files of the parts that were added so far
         self.class_names = list(() if classes in (None, "names") else classes)
-        self.class_indices = np.zeros(0, np.int64)
+        self.class_of: dict[Label | None, int] = {}
         if stats.options.label_from:
             self.new_column("label", "<i8", 1)
-            self.set_classes()
+            self.class_of, self.class_names = assign_classes(
+                stats.first_records, classes=classes, background=stats.options.background
+            )
 
     def new_column(self, name: str, dtype: str, width: int) -> None:
         """Create a column of `width` values per record, whose digest is over values of 8 bytes."""
@@ -128,40 +130,17 @@ class _IndexMerger:
         file = self.store.new(f"column-{len(self.column_writers)}", dtype, shape)
         self.column_writers[name] = _ColumnWriter(file, "<i8" if dtype == "<i8" else "<f8")
 
-    def set_classes(self) -> None:
-        """Compute the class index of each label of all parts."""
-        stats, default = self.stats, self.stats.options.background
-        labels = stats.vocabulary.names
-        # The keys of `first_labels` are the kinds of labels that records have: "integers" or
-        # "names". If no record has a label, there is no key, and the default label decides.
-        has_integers, has_names = (kind in stats.first_labels for kind in ("integers", "names"))
-        if has_integers or (isinstance(default, int) and not has_names):
-            indices = [integer_background(default) if label is None else label for label in labels]
-            self.class_indices = np.array(indices, np.int64)
-        else:
-            self.class_indices, self.class_names = assign_classes(
-                labels,
-                classes=self.classes,
-                background=default,
-                where=stats.place_of,
-            )
-
     def add(self, part: ShardPart) -> None:
         """Append the arrays of a part to the index, a record batch at a time; see `RecordBatch`."""
         field_numbers = {name: number for number, name in enumerate(part.fields)}
-        # A label name has one number in the part, another in the vocabulary of all parts, and a
-        # third as a class. For a part with the names ["dog", "cat"], the vocabulary
-        # ["cow", "dog", "cat"], and the classes ["cat", "cow", "dog"]:
-        vocabulary_indices = self.stats.vocabulary.add(part.label_names)  # [1, 2]
-        class_of_part_name = self.class_indices[vocabulary_indices]  # [2, 0]
+        # For a part with the labels ["dog", "cat"], and the classes ["cat", "cow", "dog"]: [2, 0].
+        classes = np.array([self.class_of[label] for label in part.labels], np.int64)
         for batch in part.batches():
             for strings in self.string_writers:  # of keys, and of paths of loose files
                 if f"{strings.name}-ends" in batch.arrays:
                     strings.write(batch)
-            if "names" in batch.arrays:  # label names, as indices into `part.label_names`
-                self.column_writers["label"].write(class_of_part_name[batch.arrays["names"]])
-            elif "labels" in batch.arrays:  # integers, which are class indices
-                self.column_writers["label"].write(batch.arrays["labels"])
+            if "labels" in batch.arrays:  # indices into `part.labels`
+                self.column_writers["label"].write(classes[batch.arrays["labels"]])
             for name, writer in self.column_writers.items():
                 if name in field_numbers:
                     values = batch.arrays[f"values-{field_numbers[name]}"]

@@ -10,15 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_field_count, load_part
-from twinfeed.loaders.building.classes import Vocabulary
-from twinfeed.loaders.building.labels import (
-    check_one_kind,
-)
+from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_field_count
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.index import SHARD
-from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.loaders.index.options import IndexOptions, Label
 from twinfeed.loaders.support.array_types import Array
 
 
@@ -28,8 +24,7 @@ class IndexStats:
     - `fields` has the largest offset and length of each field, `first_shards` the first shard with
       each of its kinds, and `widths` the number of shards by the values of each record (0: they
       differ).
-    - `vocabulary` has the label names of all shards, and `first_labels` says where the first
-      integer label and the first label name are.
+    - `first_records` has the labels of all shards, and says of each which record is the first.
     """
 
     def __init__(self, parts: Iterable[ShardPart]) -> None:
@@ -45,8 +40,7 @@ class IndexStats:
         self.first_shards = defaultdict[str, dict[str, str]](dict)
         self.widths = defaultdict[str, Counter[int]](Counter)
         self.string_sizes: dict[str, tuple[int, int]] = {}
-        self.vocabulary = Vocabulary()
-        self.first_labels: dict[str, str] = {}
+        self.first_records: dict[Label | None, str] = {}
         for part in parts:
             self.add(part)
 
@@ -68,8 +62,8 @@ class IndexStats:
         self.sha256s += bytes.fromhex(part.sha256)
         self.num_excluded += part.num_excluded + part.num_skipped
         self.num_incomplete_shards += part.is_incomplete
-        self.vocabulary.add(part.label_names)
-        self.first_labels = part.first_labels | self.first_labels  # those of earlier parts win
+        for label, record in zip(part.labels, part.first_records, strict=True):
+            self.first_records.setdefault(label, record)
         for name, stats in part.fields.items():
             self.first_shards[name].setdefault(stats.kind, part.path)
             self.widths[name][stats.column_width] += part.num_records > 0
@@ -124,32 +118,12 @@ class IndexStats:
                 f"no record has the fields {sorted(unknown)} of fields= or lists=; "
                 f"there are {sorted(self.fields)[:8]}"
             )
-        # `first_labels` says where the first label of each kind is, and is empty without labels.
-        if not self.fields and not self.first_labels:
+        if not self.fields and self.first_records.keys() <= {None}:
             raise ValueError(
                 "the records have no field and no label, so there is nothing to read: name "
                 "fields that records have, or read them as raw bytes with example=False (--raw)"
             )
         check_field_count(self.fields)
-        check_one_kind(self.first_labels)
-
-    def place_of(self, text: str) -> str:
-        """Return which record is the first with a label, for an error. The parts are read again."""
-        for part in map(load_part, self.part_files):
-            if text not in part.label_names:
-                continue
-            number, start = part.label_names.index(text), 0
-            for batch in part.batches():
-                for position in np.flatnonzero(batch.arrays["names"] == number)[:1].tolist():
-                    arrays = batch.arrays
-                    if "keys-ends" in arrays:
-                        keys = StringColumn(arrays["keys-text"], arrays["keys-ends"])
-                        shard = "" if part.num_files else f"{part.path}, "
-                        return f"{shard}key {keys[position]!r}"
-                    kept = " of those kept" if part.num_excluded + part.num_skipped else ""
-                    return f"{part.path}, record {start + position}{kept}"
-                start += batch.num_records
-        raise AssertionError(text)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of an index that have an item for each shard, by name."""

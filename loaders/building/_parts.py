@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.loaders.index.options import IndexOptions, Label
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.limits import LIMITS
 
@@ -22,8 +22,7 @@ class RecordBatch(NamedTuple):
     """Consecutive records of a shard: how many they are, and their arrays by name.
 
     These are `rows-N`, the location of field N (see `row_type`), and `values-N`; the
-    `StringColumn`s `keys` and `files`; and `labels`, integers, or `names`, indices into
-    `ShardPart.label_names`.
+    `StringColumn`s `keys` and `files`; and `labels`, indices into `ShardPart.labels`.
     """
 
     num_records: int
@@ -49,8 +48,8 @@ class ShardPart:
     - `mixed_features` are the bytes features with one value in some records, several in others.
     - `block_arrays` has for each record batch its number of records, and the names of its arrays.
     - `string_sizes` has for "keys", and for "files", the number of strings and of their bytes.
-    - `first_labels` says where the first label of each kind, "integers" or "names", is.
-    - `label_names` are the label names, of which the batches have indices; None is a missing label.
+    - `labels` are the different labels, of which the batches have indices; None is a missing label.
+      `first_records` says of each which record is the first that has it.
     """
 
     options: IndexOptions
@@ -66,8 +65,8 @@ class ShardPart:
     mixed_features: list[str] = field(default_factory=list)
     block_arrays: list[tuple[int, list[str]]] = field(default_factory=list)
     string_sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    first_labels: dict[str, str] = field(default_factory=dict)
-    label_names: list[str | None] = field(default_factory=list)
+    labels: list[Label | None] = field(default_factory=list)
+    first_records: list[str] = field(default_factory=list)
     fields: dict[str, FieldStats] = field(default_factory=dict)
     file: Path = Path()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,14 +17,11 @@ from twinfeed.loaders.building._parts import (
     ShardPart,
     check_field_count,
 )
-from twinfeed.loaders.building.classes import Vocabulary, integer_background
 from twinfeed.loaders.building.labels import (
     FromExample,
     FromJson,
-    check_one_kind,
     key_of,
     label_field_error,
-    label_kind,
     label_of,
     label_source_text,
     missing_error,
@@ -144,8 +142,8 @@ class ShardScanner:
         label_field = plan.label if isinstance(plan.label, str) else None
         self.key_and_label_names = {plan.options.key, label_field}
         self.buffers: dict[str, FieldBuffer] = {}
-        self.vocabulary = Vocabulary()
-        self.cached_labels = defaultdict[str, dict[bytes | str, Label | None]](dict)
+        self.label_numbers: dict[Label | None, int] = {}  # the index of each in `part.labels`
+        self.cached_labels = defaultdict[str, dict[bytes | str, int]](dict)
         self.start_batch()
 
     def start_batch(self) -> None:
@@ -153,7 +151,7 @@ class ShardScanner:
         self.num_records = self.num_fields = 0
         self.keys: list[str] = []
         self.files: list[str] = []
-        self.labels: list[Label | None] = []
+        self.labels = array("q")  # indices into `part.labels`
 
     def add(self, record: Record) -> None:
         """Add a record to the batch, unless it lacks something and is skipped."""
@@ -255,9 +253,7 @@ class ShardScanner:
         if source is None:
             return True
         label = label_of(source, record, self.shard, self.part.path)
-        if label is not None:
-            self.check_label_kind(label, record)
-        elif self.options.background is None:
+        if label is None and self.options.background is None:
             problem = f"a label: {label_source_text(source)} gives none"
             advice = _FIELD_ADVICE if isinstance(source, str | FromJson) else _LABEL_ADVICE
             if isinstance(source, FromExample):
@@ -266,16 +262,13 @@ class ShardScanner:
                 advice = f"FromExample({source!r}) (--label-example) parses the record; {advice}"
             self.skip_or_raise(problem, record, advice)
             return False
-        self.labels.append(label)
+        if label not in self.label_numbers:
+            self.label_numbers[label] = len(self.label_numbers)
+            shard = [] if self.whole_files else [f"{self.part.path}, record {record.number}"]
+            key = [] if record.key is None else [f"key {record.key!r}"]
+            self.part.first_records.append(", ".join(shard + key))
+        self.labels.append(self.label_numbers[label])
         return True
-
-    def check_label_kind(self, label: Label, record: Record) -> None:
-        """Raise ValueError if the shard has both integer labels and label names."""
-        kind, first_labels = label_kind(label), self.part.first_labels
-        if kind not in first_labels:
-            where = f"{self.part.path}, record {record.number}, key {record.key!r}"
-            first_labels[kind] = f"{where}: {label!r}"
-            check_one_kind(first_labels)
 
     def select_fields(self, record: Record) -> list[tuple[str, str]] | None:
         """Return the indexed fields of a record, as (name in the index, name in the record).
@@ -362,27 +355,16 @@ class ShardScanner:
                 count, size = part.string_sizes.get(name, (0, 0))
                 part.string_sizes[name] = (count + len(column), size + len(column.text))
         if self.label_source is not None:
-            arrays |= self.label_arrays()
+            arrays["labels"] = np.array(self.labels)
         self.part_file.add(self.num_records, arrays)
         part.num_records += self.num_records
         self.start_batch()
-
-    def label_arrays(self) -> dict[str, Array]:
-        """Return the labels of the batch, integers, or names by their index in the shard's
-        vocabulary.
-        """
-        if "integers" not in self.part.first_labels:
-            return {"names": self.vocabulary.add(self.labels)}
-        if None in self.labels:
-            default = integer_background(self.options.background)
-            self.labels = [default if label is None else label for label in self.labels]
-        return {"labels": np.array(self.labels, np.int64)}
 
     def finish(self) -> None:
         """Write the last batch, unless it is empty, and the statistics of the part."""
         if self.num_records:
             self.write_batch()
         part = self.part
-        part.label_names = self.vocabulary.names
+        part.labels = [*self.label_numbers]
         part.fields = {name: buf.stats(part.num_records) for name, buf in self.buffers.items()}
         self.part_file.finish(part)

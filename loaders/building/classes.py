@@ -1,16 +1,15 @@
 """Classes: label names as class indices, and the records of an index sorted by class.
 
-Labels are all integers or all names. While shards are scanned, each different text gets the next
-index of a `Vocabulary`. When all texts are known, `assign_classes` decides whether they are
-integers or names, which it numbers in sorted order.
+Labels are all integers or all names. While a shard is scanned, each different label gets the next
+number. When the labels of all shards are known, `assign_classes` decides whether texts are integers
+or names, which it numbers in sorted order.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -38,88 +37,59 @@ READ_ITEMS = 1 << 20
 """The number of labels that are read at a time, to bound memory."""
 
 
-class Vocabulary:
-    """The different labels in the order of their first occurrence, each with its index."""
-
-    def __init__(self) -> None:
-        # A defaultdict stores the next integer for a name that is looked up for the first time.
-        self._indices: defaultdict[Label | None, int] = defaultdict(count().__next__)
-
-    def add(self, names: Sequence[Label | None], /) -> Int64s:
-        """Add the names that are new, and return the index of each: [0, 1, 0] for cat, dog, cat."""
-        # `_indices` is a defaultdict, so looking up a new name adds it with the next index.
-        return np.fromiter(map(self._indices.__getitem__, names), np.int64, len(names))
-
-    @property
-    def names(self) -> list[Any]:
-        """The names, each at its index."""
-        return list(self._indices)
-
-
 def assign_classes(
-    texts: Sequence[str | None],
-    /,
-    *,
-    classes: Classes,
-    background: Label | None,
-    where: Callable[[str], str],
-) -> tuple[Int64s, list[str]]:
-    """Return the class index of each text that is a label (int64[n]), and the names of the classes.
+    first_records: dict[Any, str], /, *, classes: Classes, background: Label | None
+) -> tuple[dict[Any, int], list[str]]:
+    """Return the class index of each label, and the names of the classes.
 
-    A text of None gets the default label `background`. The first of these cases that applies
-    decides:
+    `first_records` says for each label which record is the first that has it. A label of None, of
+    records without a label, becomes `background`. The first of these cases that applies decides:
 
     1. `classes` is "names": the class index of a text is its index in the sorted texts.
     2. `classes` lists all texts: the class index is the index in `classes`.
     3. All texts are integers, and `classes` lists none of them: they are the class indices.
     4. `classes` is None, and no text is an integer: as 1.
 
-    Anything else is an error; `where` says for a text which record has it.
+    Anything else is an error. Labels that are integers, and not texts, are always class indices.
     """
-    filled = [str(background) if text is None else text for text in texts]
-    integers = {text: _as_integer(text) for text in filled}
-    names = [text for text, integer in integers.items() if integer is None]
-    listed = {*classes} if isinstance(classes, tuple) else set[str]()
-    unlisted = [text for text in integers if text not in listed]
+    texts = {label: str(background if label is None else label) for label in first_records}
+    integers: dict[Any, Any] = {label: _as_integer(text) for label, text in texts.items()}
+    names = [label for label, integer in integers.items() if integer is None]
+    first_of_kind = {type(label): label for label in reversed(first_records) if label is not None}
+    are_texts = int not in first_of_kind
+    class_names = list(classes) if isinstance(classes, tuple) else []
+    listed = {*class_names} if are_texts else set[str]()
+    unlisted = [label for label, text in texts.items() if text not in listed]
 
-    def first_record(text: str) -> str:
-        return f"{where(text)}: {text!r}" if text in texts else f"background={text!r}"
+    def describe(label: Label | None) -> str:
+        record = first_records[label]
+        return f"background={background!r}" if label is None else f"{record}: {label!r}"
 
-    if classes == "names" or (classes is None and len(names) == len(integers)):
-        ordered = sorted(integers)
-    elif classes is not None and not unlisted:
-        ordered = list(classes)
-    elif not names and len(unlisted) == len(integers):
-        _check_spellings(integers, first_record)
-        return np.array([integers[text] for text in filled], np.int64), list(classes or ())
-    elif classes is None:
-        integer = next(text for text, number in integers.items() if number is not None)
+    if len(first_of_kind) > 1:
+        integer, name = (describe(first_of_kind[kind]) for kind in (int, str))
+        both = f"an integer ({integer}) and a name ({name})"
+        raise ValueError(f"labels must be all integers or all names, got {both}")
+    if are_texts and (classes == "names" or (classes is None and len(names) == len(texts))):
+        class_names = sorted({*texts.values()})
+    elif not names and len(unlisted) == len(texts):
+        _check_spellings(texts, describe)
+        return integers, class_names
+    elif classes is None and are_texts:
+        integer = next(label for label, number in integers.items() if number is not None)
         raise ValueError(
-            f"{len(integers) - len(names)} of {len(integers)} labels are integers, and this is not:"
-            f" {first_record(names[0])}; an integer: {first_record(integer)}\n{_NAMES_ADVICE}"
+            f"{len(texts) - len(names)} of {len(texts)} labels are integers, and this is not:"
+            f" {describe(names[0])}; an integer: {describe(integer)}\n{_NAMES_ADVICE}"
         )
-    else:
-        bad = [text for text in names if text not in listed] or unlisted
-        listing, advice = "integers", "it; classes=() allows integers alone"
-        if classes:
-            listing, advice = f"among the {len(classes)} names of classes=", "it, or list the name"
-        first = f"{len(bad)}, first: {first_record(bad[0])}"
-        raise ValueError(f"labels are not {listing} ({first}): correct {advice}")
-    index_of = {name: class_index for class_index, name in enumerate(ordered)}
-    return np.array([index_of[text] for text in filled], np.int64), ordered
-
-
-def integer_background(background: Label | None, /) -> int:
-    """Convert the label of records without a label, `background`, to an integer: "7" becomes 7.
-
-    Raises:
-        ValueError: `background` is a name. An index has only integers or only names as labels.
-    """
-    assert background is not None  # without a `background`, records without a label are refused
-    integer = _as_integer(str(background))
-    if integer is None:
-        raise ValueError(f"background={background!r} is a name, and labels are integers")
-    return integer
+    elif unlisted:
+        bad = [label for label in names if texts[label] not in listed] or unlisted
+        what, advice = "integers", "it; classes=() allows integers alone"
+        if class_names:
+            what = f"among the {len(class_names)} names of classes="
+            advice = "it, or list the name"
+        first = f"{len(bad)}, first: {describe(bad[0])}"
+        raise ValueError(f"labels are not {what} ({first}): correct {advice}")
+    index_of = {name: class_index for class_index, name in enumerate(class_names)}
+    return {label: index_of[text] for label, text in texts.items()}, class_names
 
 
 def check_classes(classes: Classes, /) -> Classes:
@@ -143,14 +113,14 @@ def _as_integer(text: str) -> int | None:
     return value if -bound <= value < bound else None
 
 
-def _check_spellings(texts: Iterable[str], first_record: Callable[[str], str]) -> None:
+def _check_spellings(texts: dict[Any, str], describe: Callable[[Any], str]) -> None:
     """Raise ValueError if two texts, such as "7" and "007", are one integer; "7.0" is "7"."""
-    first_texts = dict[int | None, str]()
-    for text in texts:
-        first = first_texts.setdefault(_as_integer(text), text)
-        if first.partition(".")[0] != text.partition(".")[0]:
+    first_labels = dict[int | None, Any]()
+    for label, text in texts.items():
+        first = first_labels.setdefault(_as_integer(text), label)
+        if texts[first].partition(".")[0] != text.partition(".")[0]:
             raise ValueError(
-                f"two labels are one integer: {first_record(first)}; {first_record(text)}\n"
+                f"two labels are one integer: {describe(first)}; {describe(label)}\n"
                 + _NAMES_ADVICE
             )
 

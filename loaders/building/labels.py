@@ -298,20 +298,6 @@ def label_source_text(source: LabelSource, /) -> str:
     return f"label={source!r} (--label)" if isinstance(source, str) else "the function of label="
 
 
-def label_kind(label: Label, /) -> str:
-    """Return "names" for a label that is a str, and "integers" for an int."""
-    return "names" if isinstance(label, str) else "integers"
-
-
-def check_one_kind(first_of_kind: Mapping[str, str], /) -> None:
-    """Raise ValueError for integers and names; `first_of_kind` says where the first of each is."""
-    if len(first_of_kind) > 1:
-        raise ValueError(
-            "labels must be all integers or all names, got an integer "
-            f"({first_of_kind['integers']}) and a name ({first_of_kind['names']})"
-        )
-
-
 def label_field_error(where: str, /) -> ValueError:
     """Return the error for a field that is called like the column "label", and is not it."""
     return ValueError(

@@ -235,9 +235,8 @@ def _class_names(source: object, splits: Sequence[PackedSplit]) -> Classes:
     """Return the class names of all splits, or of an index; none if labels are integers."""
     if isinstance(source, Index):
         return source.classes
-    names = {name: number for packed in splits for name, number in packed.class_names.items()}
-    where = {name: f"record {number}" for name, number in names.items()}.__getitem__
-    return assign_classes(list(names), classes=None, background=None, where=where)[1]
+    firsts = {name: record for packed in splits for name, record in packed.first_records.items()}
+    return assign_classes(firsts, classes=None, background=None)[1]
 
 
 def _list_names(source: object) -> set[str]:
@@ -263,7 +262,7 @@ def _build_index(
     fields, key = None, "key" if packed.num_keys else None
     if container == "tar":
         # Integers are stored as JSON, and must be read as integers, not as text.
-        label = "cls" if packed.class_names else FromJson("cls")
+        label = "cls" if packed.first_records else FromJson("cls")
         fields = {field: ";".join(names) for field, names in packed.member_suffixes.items()}
         key = None  # the index reads it from the names of the members
     missing: Missing = "empty" if packed.missing_counts else "error"
@@ -275,7 +274,7 @@ def _build_index(
         ],
         staging / f"{name}.index",
         label=label if packed.field_counts["label"] else None,
-        classes=classes if packed.class_names else None,
+        classes=classes if packed.first_records else None,
         fields=fields,
         missing=missing,
         lists=[name for name in lists if name in packed.field_counts] if fields is None else (),

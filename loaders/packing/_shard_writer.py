@@ -57,7 +57,7 @@ class PackedSplit:
     shard_files: list[Path] = field(default_factory=list)
     num_records: int = 0
     num_keys: int = 0
-    class_names: dict[str, int] = field(default_factory=dict)
+    first_records: dict[str, str] = field(default_factory=dict)
     member_suffixes: dict[str, dict[str, None]] = field(default_factory=dict)
     field_counts: Counter[str] = field(default_factory=Counter)
 
@@ -73,7 +73,7 @@ class PackedSplit:
         self.num_keys += key is not None
         self.field_counts.update(values.keys())
         if isinstance(label := values.get("label"), str):
-            self.class_names.setdefault(label, number)
+            self.first_records.setdefault(label, f"record {number}")
 
 
 def write_shards(

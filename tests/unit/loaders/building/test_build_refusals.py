@@ -169,7 +169,7 @@ REFUSED: Refused = [
     (
         of(classed("dog", "cat"), label="cls", classes=["dog"]),
         ValueError,
-        r"0\.tar, key 'b': 'cat'",
+        r"0\.tar, record 1, key 'b': 'cat'",
     ),
     # Bad records
     (of(TAR, exclude=["d-000000.tar"]), TypeError, "exclude must be .* pairs .*, got 'd-000000"),
@@ -303,7 +303,7 @@ REFUSED: Refused = [
     (
         of(classed("3", "4"), label=lambda s: s["__number__"] or None, background="none"),
         ValueError,
-        "background='none' is a name, and labels are integers",
+        "labels are not integers .1, first: background='none'",
     ),
     (
         of(classed("3", "4", "5"), label=lambda s: [0, None, "cat"][s["__number__"]], background=1),

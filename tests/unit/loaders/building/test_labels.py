@@ -357,13 +357,13 @@ def test_text_is_a_number_or_a_name_by_one_rule(tmp_path: Path, origin: str) -> 
 
 
 def test_culprit_is_named_with_its_shard_and_record(tmp_path: Path) -> None:
-    """In the second shard; of records that are left out, by its number among those kept."""
+    """In the second shard; by its number in the shard, also if records before it are left out."""
     write_tfrecord(tmp_path / "0.tfrecord", [{"y": "1"}, {"y": "2"}])
     write_tfrecord(tmp_path / "1.tfrecord", [{"x": [1]}, {"y": "3"}, {"y": "?"}])
     shards, out = tmp_path / "*.tfrecord", tmp_path / "x.index"
-    with pytest.raises(ValueError, match=r"not: 1\.tfrecord, record 1 of those kept: '\?'"):
+    with pytest.raises(ValueError, match=r"not: 1\.tfrecord, record 2: '\?'"):
         build_index(shards, out, label="y", missing="skip", fields=[])
-    with pytest.raises(ValueError, match=r"integers .*1\.tfrecord, record 1 of those kept: '\?'"):
+    with pytest.raises(ValueError, match=r"integers .*1\.tfrecord, record 2: '\?'"):
         build_index(shards, out, label="y", missing="skip", fields=[], classes=())
     write_tfrecord(tmp_path / "1.tfrecord", [{"y": "3"}, {"y": "?"}])
     with pytest.raises(ValueError, match=r"not: 1\.tfrecord, record 1: '\?'"):

@@ -55,7 +55,8 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     options = IndexOptions(container="tar", label_from="field", label="cls")
     file = folder / f"{records:032x}.part"
     part = ShardPart(options, "a.tar", 0, file=file)
-    part.first_labels, part.label_names = {"names": "a.tar"}, [f"c{n}" for n in range(100)]
+    part.labels = [f"c{n}" for n in range(100)]
+    part.first_records = ["a.tar"] * 100
     part.string_sizes = {"keys": (records, 8 * records)}
     part.fields = {"x": FieldStats("bytes", offset, length)}
     with zipfile.ZipFile(file, "w") as archive:
@@ -67,7 +68,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
                 "rows-0": rows,
                 "keys-text": np.full(8000, ord("k"), np.uint8),
                 "keys-ends": np.arange(8, 8008, 8, dtype="<u4"),
-                "names": np.arange(start, start + 1000) * 7 % 100,
+                "labels": np.arange(start, start + 1000) * 7 % 100,
             }
             out.add(1000, arrays)
             part.num_records += 1000
