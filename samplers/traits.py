@@ -40,8 +40,7 @@ class SamplerTraits:
     record_ids: Integers | None = None
     #: The number of classes or data sets, if `group_of` returns one for each sample id.
     num_groups: int | None = None
-    #: Whether the sampler draws certain records, so that the class or data set of a sample is not
-    #: enough for a reader that only gives the next record of each.
+    #: Whether the sampler draws certain records for another reason than padding, blocks and views.
     needs_records: bool = False
     #: Whether ids depend on the training step: only a batch sampler can compute the step, so ids
     #: cannot be drawn by position.
@@ -100,6 +99,14 @@ class Samples:
         if self.traits.num_groups is None:
             return np.ones(len(bad), bool)
         return np.equal(self.group_of(bad), self.group_of(good))
+
+
+def draws_certain_records(traits: SamplerTraits) -> bool:
+    """Return whether a sample is a certain record, so that a reader which only gives the next
+    record of a class or data set cannot read it.
+    """
+    is_plain = traits.num_ids is None and traits.max_cached is None
+    return traits.needs_records or traits.padded or traits.reads_blocks or not is_plain
 
 
 def check_record_ids(samples: Samples, source: str) -> None:

@@ -39,7 +39,6 @@ from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
 from twinfeed.loaders.reading.source import Reads, Source, read_only, reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
-from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.samplers.validate import a_type, counted
 
 Values = Mapping[str, Sequence[Any]]
@@ -72,7 +71,7 @@ class Batcher(Closing):
         self._reader = reader_of(recipe.index) if reader is None else reader
         self.meter = Meter() if meter is None else meter
         self._read = partial(self.meter.timed, "reading", recipe.stored.read, self._reader)
-        self._pool = PerProcess(partial(ThreadPoolExecutor, threads, "twinfeed-decode"))
+        self._pool: ThreadPoolExecutor | None = None  # of threads, after the first call
         # If the sampler draws each record several times close together, its image is kept.
         self.cache = None if recipe.uses is None else DecodedCache(recipe.uses, self.decoded)
         self._in_place = recipe.in_place
@@ -215,8 +214,10 @@ class Batcher(Closing):
             """Make the calls of one thread, one after another."""
             return [*starmap(call, calls[thread::num_threads])]
 
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, "twinfeed-decode")
         results: list[Any] = [None] * len(calls)
-        for thread, thread_results in enumerate(self._pool().map(run, range(num_threads))):
+        for thread, thread_results in enumerate(self._pool.map(run, range(num_threads))):
             results[thread::num_threads] = thread_results
         return results
 
@@ -290,8 +291,9 @@ class Batcher(Closing):
 
     def close(self) -> None:
         """End the threads, drop the cache, and close the reader unless it is shared."""
-        if pool := self._pool.pop():
-            pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
         if self.cache is not None:
             self.cache.close()
         if self._own_reader:

@@ -15,6 +15,7 @@ from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.stream import growing_ranges, steps_per_draw
+from twinfeed.samplers.traits import draws_certain_records
 
 SourceOf = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 """The number of the source of each sample id: a function of ids, int64[n], or an array by id."""
@@ -150,9 +151,7 @@ def _source_function(
     sampler: BatchStream, sources: int, source: SourceOf | None
 ) -> Callable[[Int64s], npt.ArrayLike]:
     """Return a function from sample ids, int64[n], to the number of the source of each."""
-    traits = sampler.traits
-    is_cached = traits.max_cached is not None
-    if traits.needs_records or traits.padded or traits.reads_blocks or is_cached or traits.num_ids:
+    if draws_certain_records(sampler.traits):
         raise ValueError(
             f"a source only gives its next record, but {sampler!r} draws certain records, by "
             f"blocks, views, reuse, padding, ranks, coverage or a part of the records: index them, "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType
@@ -18,8 +17,8 @@ from twinfeed.loaders.formats.sniff import has_image_extension
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
-from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.lock import Lock
 from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import validate
@@ -81,7 +80,7 @@ class DatasetSource:
     """
 
     # One lock for all: two sources may share a dataset, or nest.
-    _lock = PerProcess(threading.RLock)
+    _lock = Lock()
 
     @validate.show_call("DatasetSource(data, label='y')")
     def __init__(
@@ -145,7 +144,7 @@ class DatasetSource:
         """Return a dict from each field to the values of these records, in the order of `ids`."""
         if not self._one_thread_at_a_time:
             return self._data.take(ids, fields)
-        with self._lock():
+        with self._lock:
             return self._data.take(ids, fields)
 
     def close(self) -> None:

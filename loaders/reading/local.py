@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -29,7 +28,7 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     Release,
     Rows,
 )
-from twinfeed.loaders.support.fork import PerProcess
+from twinfeed.loaders.support.lock import Lock
 from twinfeed.loaders.support.regular import open_regular, read_at
 from twinfeed.loaders.support.system import file_limit, is_uncached
 
@@ -63,13 +62,13 @@ class Handles:
     """
 
     _caches: ClassVar[WeakSet[Handles]] = WeakSet()
-    _lock: ClassVar[PerProcess[threading.Lock]] = PerProcess(threading.Lock)
+    _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, open_file: Callable[[int], int], limit: int) -> None:
         self.limit = limit
         self._open_file = open_file
         self._open: OrderedDict[int, Handle] = OrderedDict()
-        with self._lock():
+        with self._lock:
             self._caches.add(self)
 
     def __len__(self) -> int:
@@ -92,7 +91,7 @@ class Handles:
 
     def _open_now(self, number: int) -> Handle:
         """Return the handle of a file that was not open just now, and keep it in the cache."""
-        with self._lock():
+        with self._lock:
             if number not in self._open:
                 self._close_oldest_if_full()
                 self._open[number] = Handle(self._open_or_evict(number))
@@ -100,7 +99,7 @@ class Handles:
 
     def close(self) -> None:
         """Close every file that is not being read."""
-        with self._lock():
+        with self._lock:
             self._open.clear()
 
     def _open_or_evict(self, number: int) -> int:

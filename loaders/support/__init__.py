@@ -8,5 +8,5 @@ Nothing here depends on shards, samplers or batches.
 - Files and folders: regular.py opens regular files, csv_rows.py reads tables, atomic.py publishes
   whole ones, temporary.py makes temporary folders, checksum.py has CRC-32C.
 - The machine: system.py asks the operating system. pool.py has a process pool, fork.py values
-  per process, closing.py a context manager, progress.py a progress bar.
+  per process, lock.py a lock, closing.py a context manager, progress.py a progress bar.
 """

@@ -24,9 +24,8 @@ class PerProcess(Generic[T]):
 
     Pickling and copying leave the values out.
 
-    >>> lock = PerProcess(threading.Lock)
-    >>> with lock():
-    ...     lock() is lock()
+    >>> folders = PerProcess(dict)
+    >>> folders() is folders()
     True
     """
 

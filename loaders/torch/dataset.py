@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,7 +22,7 @@ from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.fork import end_with_parent
+from twinfeed.loaders.support.fork import PerProcess, end_with_parent
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import JaggedParts, join_jagged
 from twinfeed.loaders.torch._sharing import share_memory
@@ -117,7 +118,8 @@ class RecordDataset(Dataset[Any]):
         # The feed itself is not an attribute, since workers do not need its sampler. `recipe_of`
         # tries the feed's functions with the first record, here in the main process.
         threads = validate.integer("threads", threads, minimum=0)
-        self._batcher = Batcher(recipe_of(feed), reader=reader_of(feed.index), threads=threads)
+        recipe, reader = recipe_of(feed), reader_of(feed.index)
+        self._batcher = PerProcess(partial(Batcher, recipe, reader=reader, threads=threads))
 
     def __len__(self) -> int:
         return self._records
@@ -134,9 +136,9 @@ class RecordDataset(Dataset[Any]):
         if in_worker:
             end_with_parent()
         if isinstance(wanted, Request):
-            if in_worker and self._batcher.cache is not None:
+            if in_worker and self._batcher().cache is not None:
                 raise ValueError(NO_CACHE_IN_WORKERS)
-            return _CollatedBatch(self._batcher(wanted))
+            return _CollatedBatch(self._batcher()(wanted))
         seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
         samples = self.samples(wanted, seeds)
         if self._seeded:  # whether the feed has a transform with a seed
@@ -153,7 +155,7 @@ class RecordDataset(Dataset[Any]):
 
     def samples(self, records: ArrayLike, seeds: UInt64s, /) -> list[Sample]:
         """Return the samples of these records, with the seed of each for the transform."""
-        return self._batcher.samples_of_records(np.asarray(records, np.int64), seeds)
+        return self._batcher().samples_of_records(np.asarray(records, np.int64), seeds)
 
 
 class _CollatedBatch(dict[str, Any]):

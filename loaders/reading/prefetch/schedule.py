@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.support.fork import PerProcess
+from twinfeed.loaders.support.lock import Lock
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.stream import growing_ranges, steps_per_draw
 
@@ -140,7 +139,7 @@ class Schedule:
         self._chunk_steps = min(STEPS, steps_per_draw(sampler.batch_size))
         self._chunks: dict[tuple[int, int], list[Int64s]] = {}  # by epoch and number of the chunk
         self._num_ids = 0  # of all cached chunks
-        self._lock = PerProcess(Lock)
+        self._lock = Lock()
 
     def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
         """Pickle without the cached batches."""
@@ -229,7 +228,7 @@ class Schedule:
         """Return the batches of a chunk of `_chunk_steps` steps, drawn now and cached; the oldest
         are evicted.
         """
-        with self._lock():
+        with self._lock:
             chunk = self._chunks.get((epoch, number))
             if chunk is None:
                 start = number * self._chunk_steps

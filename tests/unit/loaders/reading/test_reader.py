@@ -119,7 +119,7 @@ def test_forked_child_does_not_wait_for_a_lock_of_its_parent(index: Index) -> No
     with Reader(index) as reader:
         reader.read([0])
         lock = reader._files().handles._lock  # type: ignore[attr-defined]
-        with lock():
+        with lock:
             child = os.fork()
             if child == 0:
                 signal.alarm(10)
