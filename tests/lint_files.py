@@ -110,7 +110,7 @@ COVERED = (
     ("loaders/storage", "unit/loaders/storage/test_url.py", "fsspec_store open_store store"),
     ("loaders/storage", "unit/loaders/storage/test_http.py", "http_connections"),
     ("loaders/support", "unit/loaders/packing/test_publish.py", "temporary"),
-    ("loaders/support", "unit/loaders/reading/test_by_key.py", "csv_rows"),
+    ("loaders/support", "unit/loaders/reading/test_by_key.py", "csv_columns"),
     ("loaders/support", "unit/loaders/reading/test_dataset_source.py", "array_types"),
     ("loaders/support", "unit/loaders/index/test_index.py", "checks"),
     ("loaders/support", "unit/loaders/formats/test_tfrecord.py", "checksum"),

@@ -20,7 +20,7 @@ from twinfeed.loaders.formats.example import decode_list, locate, sample_of
 from twinfeed.loaders.formats.records import Range, Record, Sample
 from twinfeed.loaders.index.options import Label, LabelFrom, as_label
 from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.csv_rows import csv_rows
+from twinfeed.loaders.support.csv_columns import csv_columns
 from twinfeed.samplers import validate
 
 LabelFunction = Callable[[Sample], Label | None]
@@ -223,7 +223,8 @@ class FromTable(_Source):
             bad = [key for key in self.labels if key not in known]
             problem = "rows of the table have no record"
         if bad:
-            raise ValueError(f"a label table does not fit: {len(bad)} {problem}, as {bad[:5]}")
+            table = "the mapping" if isinstance(self.table, Mapping) else self.table
+            raise ValueError(f"{table} does not fit: {len(bad)} {problem}, as {bad[:5]}")
 
 
 LabelSource = str | FromJson | FromExample | FromFolder | FromFile | FromTable | LabelFunction
@@ -359,15 +360,13 @@ def _duplicates(items: Iterable[str]) -> list[str]:
 @lru_cache(maxsize=1)
 def _read_table(path: str, size: int, time: int) -> dict[str, str]:
     """Return the labels of a file by key; a process reads an unchanged file once."""
-    names, *rows = csv_rows(path) or [[]]
-    names = [name.strip().lower() for name in names]
-    if not {"key", "label"} <= {*names}:
+    columns = {name.strip().lower(): cells for name, cells in csv_columns(path).items()}
+    if not {"key", "label"} <= {*columns}:
+        names = [*columns][:8]
         raise ValueError(f"{path} must begin with names of columns, key and label, got {names}")
-    key, label = names.index("key"), names.index("label")
-    rows = [[cell.strip() for cell in row] for row in rows]
-    width = max(key, label) + 1
-    bad = [str(row) for row in rows if len(row) < width or row[label] in ("", "nan")]
-    problem = "rows lack a key or a label" if bad else "keys occur twice"
-    if bad := bad or _duplicates(row[key] for row in rows):
+    keys, labels = ([cell.strip() for cell in columns[name]] for name in ("key", "label"))
+    bad = [key for key, label in zip(keys, labels, strict=True) if label in ("", "nan")]
+    problem = "rows have no label" if bad else "keys occur twice"
+    if bad := bad or _duplicates(keys):
         raise ValueError(f"{path}: {problem} ({len(bad)}, first: {bad[0]})")
-    return {row[key]: row[label] for row in rows}
+    return dict(zip(keys, labels, strict=True))

@@ -15,7 +15,7 @@ from twinfeed.loaders.reading.dataset_source import as_source
 from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.support.csv_rows import csv_rows
+from twinfeed.loaders.support.csv_columns import csv_columns
 from twinfeed.samplers import validate
 
 
@@ -65,18 +65,21 @@ class ByKey:
         value: str | None = None,
         column: str | None = None,
     ) -> None:
+        origin = "the table"
         if key is None and value is None and isinstance(table, Mapping):
             pairs = [*_pairs(table)]
             table = {"key": [key for key, _ in pairs], "value": [value for _, value in pairs]}
             key, value = "key", "value"
         elif isinstance(table, (str, os.PathLike)):
-            table = _read_columns(os.fspath(table))
+            origin = os.fspath(table)
+            table = csv_columns(origin)
         elif not hasattr(table, "columns") and not isinstance(table, Mapping):
             raise TypeError(
                 f"table must be a path, a dataframe, an Arrow table or a dict of columns, got "
                 f"{validate.a_type(table)}"
             )
-        keys, self._values = _as_list(_column(table, "key", key)), _column(table, "value", value)
+        keys = _as_list(_column(table, f"key={key!r}", key, origin))
+        self._values = _column(table, f"value={value!r}", value, origin)
         self.column = column
         self._rows_of_key = defaultdict[str, list[int]](list)
         for row, row_key in enumerate(keys):
@@ -139,23 +142,11 @@ def _pairs(table: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
             yield key, value
 
 
-def _read_columns(path: str) -> dict[str, tuple[str, ...]]:
-    """Return the columns of a CSV or TSV file with a line of names."""
-    names, *rows = csv_rows(path) or [[]]
-    if len({*names}) < len(names):
-        raise ValueError(f"{path}: two columns have one name, of {names[:8]}")
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(names):
-            raise ValueError(f"{path}: row {number} has {len(row)} cells, not {len(names)}")
-    columns = zip(*rows, strict=True) if rows else [()] * len(names)
-    return dict(zip(names, columns, strict=True))
-
-
-def _column(table: Any, argument: str, name: str | None) -> Any:
+def _column(table: Any, argument: str, name: str | None, origin: str) -> Any:
     """Return a column of a table; raise KeyError if there is none of this name."""
     names = [*getattr(table, "column_names", getattr(table, "columns", table))]
     if name not in names:
-        raise KeyError(f"{argument}={name!r} is no column of the table: it has {names[:8]}")
+        raise KeyError(f"{argument} is no column of {origin}: it has {names[:8]}")
     return table[name]
 
 

@@ -1,0 +1,27 @@
+"""Read the columns of a CSV or TSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from twinfeed.loaders.support.limits import LIMITS
+from twinfeed.loaders.support.regular import read_file
+
+
+def csv_columns(path: str, /) -> dict[str, tuple[str, ...]]:
+    """Return the columns of a CSV file with a line of names, or of a TSV file by its name."""
+    try:
+        text = read_file(path, LIMITS.table_bytes).decode("utf-8-sig")
+        lines = csv.reader(
+            io.StringIO(text, newline=""), delimiter="\t" if path.endswith(".tsv") else ","
+        )
+        names, *rows = [row for row in lines if row] or [[]]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a table: {error}") from None
+    if len({*names}) < len(names):
+        raise ValueError(f"{path}: two columns have one name, of {names[:8]}")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(names):
+            raise ValueError(f"{path}: row {number} has {len(row)} cells, not {len(names)}")
+    return {name: tuple(row[column] for row in rows) for column, name in enumerate(names)}
