@@ -188,9 +188,9 @@ class DistinctGroupsSampler(Sampler):
             last = "last_batch='drop' leaves out" if self._drop else "the last has, a group once,"
             raise ValueError(
                 f"{validate.counted(num_excess, 'record')} of {len(self._too_large[0]):,} groups "
-                f"do not fit the {self._num_full:,} full batches of {self._size:,}, and {last} "
-                f"{self._num_last:,}: lower batch_size, or leave some of these records out "
-                f"(SubsetSampler)"
+                f"do not fit the {self._num_full:,} full batches of {self._size:,}, which have one "
+                f"of a group (the largest has {self._counts.max():,}), and {last} "
+                f"{self._num_last:,}: lower batch_size, or leave some out (SubsetSampler)"
             )
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:

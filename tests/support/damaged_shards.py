@@ -201,7 +201,7 @@ def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
     yield "two PAX headers", names[0] + names[1] + ONE, 2048, "two PAX headers"
     for size in (b"\xff" * 12, b"\xc0" + bytes(11), b"\x80" + bytes(10) + b"\x03"):
         for kind in (b"0", b"x", b"L", b"5"):
-            yield "binary", member(b"1.txt", b"one", kind, size=size), 0, "not an octal number"
+            yield "binary", member(b"1.txt", b"one", kind, size=size), 0, "tar --format=pax"
     for size in (
         b"-0000000012 ",
         b"-1" + bytes(10),
