@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_field_count, kinds_error
+from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_field_count
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.index import SHARD
@@ -71,12 +71,28 @@ class IndexStats:
             offset = max(before.max_offset, stats.max_offset)
             length = max(before.max_length, stats.max_length)
             self.fields[name] = before._replace(max_offset=offset, max_length=length)
+        for name in part.mixed_features:
+            self.first_shards[name] |= dict.fromkeys(("bytes", "bytes_list"), part.path)
 
     def column_width(self, name: str) -> int:
         """Return how many values of a field every record has, or 0 if it is not a column."""
         widths = +self.widths[name]  # the number of shards with records, by their width
         width = max(widths, default=0)
         return width if widths == {width: self.num_nonempty_shards} else 0
+
+    def mixed_features(self) -> set[str]:
+        """Return the bytes features with one value in some records, and several in others."""
+        mixed = set()
+        for name, first_shards in self.first_shards.items():
+            if first_shards.keys() == {"bytes", "bytes_list"}:
+                mixed.add(name)
+            elif len(first_shards) > 1:
+                locations = [f"{kind} in {shard}" for kind, shard in sorted(first_shards.items())]
+                raise ValueError(
+                    f"feature {name!r} is {' and '.join(locations)}: write it as one kind in all "
+                    "shards, or leave it out with fields= (--field)"
+                )
+        return mixed
 
     def check(self) -> None:
         """Raise an error if no index can be made of the parts; warn of shards without records."""
@@ -108,9 +124,6 @@ class IndexStats:
                 "fields that records have, or read them as raw bytes with example=False (--raw)"
             )
         check_field_count(self.fields)
-        for name, first_shards in self.first_shards.items():
-            if len(first_shards) > 1:
-                raise kinds_error(name, first_shards)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of an index that have an item for each shard, by name."""

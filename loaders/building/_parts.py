@@ -45,6 +45,7 @@ class ShardPart:
     - `num_excluded`, `num_skipped`: the records left out by `exclude=`, and for something that is
       missing.
     - `is_incomplete`: whether all records from a bad one on are left out.
+    - `mixed_features` are the bytes features with one value in some records, several in others.
     - `block_arrays` has for each record batch its number of records, and the names of its arrays.
     - `string_sizes` has for "keys", and for "files", the number of strings and of their bytes.
     - `labels` are the different labels, of which the batches have indices; None is a missing label.
@@ -61,6 +62,7 @@ class ShardPart:
     num_excluded: int = 0
     is_incomplete: bool = False
     num_skipped: int = 0
+    mixed_features: list[str] = field(default_factory=list)
     block_arrays: list[tuple[int, list[str]]] = field(default_factory=list)
     string_sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     labels: list[Label | None] = field(default_factory=list)
@@ -88,15 +90,6 @@ def check_field_count(fields: Collection[str], /) -> None:
             f"more than {LIMITS.fields} different fields ({', '.join(sorted(fields)[:5])}, ...): "
             "select fields with fields= (--field)"
         )
-
-
-def kinds_error(name: str, shards: Mapping[str, str], /) -> ValueError:
-    """Return the error for a feature of several kinds, each in its shard, or record of a shard."""
-    text = " and ".join(f"{kind} in {shard}" for kind, shard in sorted(shards.items()))
-    advice = "write it as one kind everywhere, or leave it out with fields= (--field)"
-    if shards.keys() == {"bytes", "bytes_list"}:  # one value, and several or none
-        advice = f"read it as a list everywhere: lists=[{name!r}] (--list {name})"
-    return ValueError(f"feature {name!r} is {text}: {advice}")
 
 
 def load_part(file: Path, /) -> ShardPart:

@@ -16,7 +16,6 @@ from twinfeed.loaders.building._parts import (
     PartFile,
     ShardPart,
     check_field_count,
-    kinds_error,
 )
 from twinfeed.loaders.building.labels import (
     FromExample,
@@ -200,7 +199,11 @@ class ShardScanner:
                 # before the value, with a prefix of a tag and a length: 0a 03 before the 3 bytes
                 # of "cat".
                 kind, starts = "bytes_list", starts - prefix_lengths
-            field_ranges.append((self.buffer_of(name, kind, first_number), starts, stops))
+            buffer = self.buffer_of(name, kind, first_number)
+            # None if the field is a list in other records. This scan is then not used: the build
+            # scans all shards again, and reads the field as a list everywhere.
+            if buffer is not None:
+                field_ranges.append((buffer, starts, stops))
         kept = [first, *labelled]  # [0, 2]
         self.keys += [key for key in map(chunk.keys.__getitem__, kept) if key is not None]
         for buffer, starts, stops in field_ranges:
@@ -300,12 +303,18 @@ class ShardScanner:
         """Add a field of a record to the batch, by its offset or by the number of its file."""
         if range_.kind == "bytes" and name in self.options.lists:  # the user wants lists
             range_ = self.as_list(range_)
-        file_number = first_file_number + range_.file_number
-        offset_or_file = file_number if self.whole_files else range_.offset
-        self.buffer_of(name, range_.kind, number).add(self.num_records, range_, offset_or_file)
+        buffer = self.buffer_of(name, range_.kind, number)
+        # None if the field is a list in other records. This scan is then not used: the build scans
+        # all shards again, and reads the field as a list everywhere.
+        if buffer is not None:
+            file_number = first_file_number + range_.file_number
+            offset_or_file = file_number if self.whole_files else range_.offset
+            buffer.add(self.num_records, range_, offset_or_file)
 
-    def buffer_of(self, name: str, kind: str, number: int) -> FieldBuffer:
-        """Return the buffer of a field, which has one kind in all records."""
+    def buffer_of(self, name: str, kind: str, number: int) -> FieldBuffer | None:
+        """Return the buffer of a field; None if it is a list in other records, and all are scanned
+        again.
+        """
         buffer = self.buffers.get(name)
         if buffer is None:
             if name == "label" and self.label_source is not None:
@@ -314,9 +323,14 @@ class ShardScanner:
             buffer = self.buffers[name] = FieldBuffer(kind, number, is_list=is_list)
             check_field_count(self.buffers)
         elif buffer.kind != kind:
-            numbers = {buffer.kind: buffer.first_record, kind: number}
-            path = self.part.path
-            raise kinds_error(name, {k: f"record {n} of {path}" for k, n in numbers.items()})
+            if {buffer.kind, kind} != {"bytes", "bytes_list"}:
+                raise ValueError(
+                    f"feature {name!r} of {self.part.path} is {buffer.kind} in record "
+                    f"{buffer.first_record} and {kind} in record {number}"
+                )
+            if name not in self.part.mixed_features:
+                self.part.mixed_features.append(name)
+            return None
         return buffer
 
     def as_list(self, range_: Range) -> Range:

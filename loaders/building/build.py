@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Unpack
@@ -103,13 +104,16 @@ def build_index(
     check_present(source)
     table = label if isinstance(label, FromTable) else None
     with explain_full_disk(folder), temporary_folder(folder, UNWRITABLE_ADVICE) as work:
-        stats = IndexStats(_build_parts(plan, jobs, work, executor, progress))
+        build_parts = partial(_build_parts, jobs, work, executor, progress)
+        stats = IndexStats(build_parts(plan))
+        if mixed := stats.mixed_features():  # read all values of these features as lists
+            stats = IndexStats(build_parts(plan.with_lists(mixed)))
         write_index(folder, work, stats, classes, table)
     return open_index(path, root=str(source.root))
 
 
 def _build_parts(
-    plan: BuildPlan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
+    jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool, plan: BuildPlan
 ) -> Iterator[ShardPart]:
     """Build the part of every job in `folder`, and yield the parts.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinfeed.loaders.building.labels import (
     FromFolder,
@@ -44,6 +44,10 @@ class BuildPlan:
             "root": str(source.root) if isinstance(source.root, Location) else None,
         }
         return cls(source.root, IndexOptions(**options), label)
+
+    def with_lists(self, fields: Iterable[str]) -> BuildPlan:
+        """Return a copy that reads these fields as lists too."""
+        return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
 
     def scan(
         self, job: Job, path: str, on_bad: OnBad

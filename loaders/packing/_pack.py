@@ -277,7 +277,7 @@ def _build_index(
         classes=classes if packed.first_records else None,
         fields=fields,
         missing=missing,
-        lists=packed.list_names | packed.field_counts.keys() & lists if fields is None else (),
+        lists=[name for name in lists if name in packed.field_counts] if fields is None else (),
         key=key,
         digest=True,
         progress=progress,

@@ -45,8 +45,7 @@ class PackedSplit:
 
     `samples` has each sample with its number in the source. `shard_stops` says after how many
     records of the split a shard ends: {3, 6, 10}. `member_suffixes` has the suffixes of each
-    field's members in a tar, as the keys of a dict, which keeps their order. `list_names` has the
-    fields of bytes that have several values, or none, in some record.
+    field's members in a tar, as the keys of a dict, which keeps their order.
     """
 
     folder: Path
@@ -59,7 +58,6 @@ class PackedSplit:
     num_records: int = 0
     num_keys: int = 0
     first_records: dict[str, str] = field(default_factory=dict)
-    list_names: set[str] = field(default_factory=set)
     member_suffixes: dict[str, dict[str, None]] = field(default_factory=dict)
     field_counts: Counter[str] = field(default_factory=Counter)
 
@@ -110,7 +108,7 @@ def write_shards(
                         writer.write(f"{packed.num_records:09d}" if key is None else key, members)
                     else:
                         writer.write(_example(key, values))
-                    _check_kinds(values, number, kinds, packed)
+                    _check_kinds(values, number, kinds, packed.container)
                     packed.add(number, key, values)
                 is_full = shard_records == max_records or writer.offset >= max_bytes
                 if is_full or packed.num_records in packed.shard_stops:
@@ -128,16 +126,13 @@ def _example(key: str | None, values: dict[str, Any]) -> bytes:
 
 
 def _check_kinds(
-    values: dict[str, Any], number: int, kinds: FieldKinds, packed: PackedSplit
+    values: dict[str, Any], number: int, kinds: FieldKinds, container: ShardContainer
 ) -> None:
     """Raise ValueError if a field (of a tar, the label) has another kind of values than before."""
     for name, value in values.items():
-        if packed.container == "tar" and name != "label":
+        if container == "tar" and name != "label":
             continue
         kind = kind_of_value(value)
-        is_array = isinstance(value, (list, tuple, np.ndarray))
-        if kind == "bytes" and is_array and np.size(value) != 1:
-            packed.list_names.add(name)
         first_kind, first = kinds.setdefault(name, (kind, number))
         if kind != first_kind:
             raise ValueError(

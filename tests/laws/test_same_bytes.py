@@ -81,8 +81,7 @@ def test_examples_written_by_tensorflow_read_the_same(
                 features = {name: tf_feature(value) for name, value in row.items()}
                 example = tf.train.Example(features=tf.train.Features(feature=features))
                 writer.write(example.SerializeToString())
-        lists = [name for row in rows[1:] for name in row]  # several values here, and perhaps one
-        index = build_index(path, f"{folder}/x.index", lists=lists)
+        index = build_index(path, f"{folder}/x.index")
         records = tf.data.TFRecordDataset(path).as_numpy_iterator()
         want = [tf_values(tf.train.Example.FromString(record)) for record in records]
         assert len(index) == len(want)

@@ -147,14 +147,6 @@ def test_lists_without_bytes_are_packed(tmp_path: Path) -> None:
         pack([{"boxes": []}], tmp_path / "user")
 
 
-def test_texts_of_one_record_are_a_list_in_all(tmp_path: Path) -> None:
-    rows = [{"text": ["a"]}, {"text": ["b", "c"]}, {"text": "d"}]
-    for options in ({}, {"shards": 2}):  # as they come, and in any order
-        index = pack(iter(rows), tmp_path / f"{len(options)}", **options)["data"]
-        with Reader(index) as reader:
-            assert reader.read(range(3), ["text"])["text"] == [[b"a"], [b"b", b"c"], [b"d"]]
-
-
 def test_lists_of_an_index_stay_lists(tmp_path: Path) -> None:
     """Though each record has one value, which else would be a column, or one text."""
     pack([{"x": b"a", "n": [1], "b": [b"one"]} for _ in range(4)], tmp_path / "a")
