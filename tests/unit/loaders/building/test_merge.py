@@ -186,8 +186,8 @@ def test_loose_files_split_into_parts_read_back(
     assert (len(index.shards), list(index.fields)) == (4, ["a", "b"])
     with Reader(index) as reader:
         read = reader.read(range(12))
-    assert read["b"] == [b"%d.b" % n for n in range(9)] + [b""] * 3
-    assert read["a"] == [b"%d.a" % n if n % 3 else b"" for n in range(9)] + [b""] * 3
+    assert read["b"] == [b"%d.b" % n for n in range(9)] + [None] * 3
+    assert read["a"] == [b"%d.a" % n if n % 3 else None for n in range(9)] + [None] * 3
     assert index.table("a")[3].tolist() == (0, -1, 0)
 
 
