@@ -35,7 +35,7 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
     (folder / name).touch()
     options = IndexOptions(container="tfrecord", label_from="field", label="label")
     file = folder / f"{shard:032x}.part"
-    part = ShardPart(options, name, 0, num_records=records, file=file)
+    part = ShardPart(options, name, 0, num_records=records)
     part.labels, part.first_records = [f"class {n}" for n in range(CLASSES)], [name] * CLASSES
     part.fields = {"image": FieldStats("bytes", BLOCK, 100)}
     part.string_sizes = {"keys": (records, 8 * records)}

@@ -34,15 +34,15 @@ def write_index(
     with index_writer(path, work) as store:
         merger = _IndexMerger(store, stats, classes)
         store.add(stats.arrays())
-        for file in stats.part_files:
-            merger.add(load_part(file))
+        for part in stats.parts:
+            merger.add(load_part(part.file))
         content = merger.finish(table)
         # `left_out` and `broken` are keys of the manifest, the JSON file of an index.
         options = replace(
             stats.options,
             classes_given=bool(classes),
-            left_out=stats.num_excluded,
-            broken=stats.num_incomplete_shards,
+            left_out=sum(part.num_excluded + part.num_skipped for part in stats.parts),
+            broken=sum(part.is_incomplete for part in stats.parts),
         )
         store.finish(content, vars(options))
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,13 @@ from twinfeed.loaders.index.index import SHARD
 from twinfeed.loaders.index.options import IndexOptions, Label
 from twinfeed.loaders.support.array_types import Array
 
+_DROPPED: dict[str, Any] = {name: [] for name in ("labels", "first_records", "block_arrays")}
+_DROPPED |= {"string_sizes": {}, "fields": {}, "options": IndexOptions()}
+"""The attributes of a part that stay on disk."""
+
 
 class IndexStats:
-    """Totals over all parts; the parts themselves stay on disk.
+    """Totals over all parts. Of the `parts`, what grows with records or labels stays on disk.
 
     - `fields` has the largest offset and length of each field, `first_shards` the first shard with
       each of its kinds, and `widths` the number of shards by the values of each record (0: they
@@ -29,13 +33,7 @@ class IndexStats:
 
     def __init__(self, parts: Iterable[ShardPart]) -> None:
         self.options = IndexOptions()
-        self.part_files: list[Path] = []
-        self.shard_paths: list[str] = []
-        self.etags: list[str | None] = []
-        self.shard_sizes, self.headers_crcs, self.shard_lengths = array("q"), array("L"), array("q")
-        self.sha256s = bytearray()
-        self.num_records = self.num_excluded = self.num_files = 0
-        self.num_incomplete_shards = self.num_nonempty_shards = 0
+        self.parts: list[ShardPart] = []
         self.fields = dict[str, FieldStats]()
         self.first_shards = defaultdict[str, dict[str, str]](dict)
         self.widths = defaultdict[str, Counter[int]](Counter)
@@ -43,6 +41,9 @@ class IndexStats:
         self.first_records: dict[Label | None, str] = {}
         for part in parts:
             self.add(part)
+        self.num_files = self.string_sizes.get("files", (0, 0))[0]
+        self.num_records = sum(part.num_records for part in self.parts)
+        self.empty = [part.path for part in self.parts if not part.num_records]
 
     def add(self, part: ShardPart) -> None:
         """Add the statistics of the next part, which is one scanned shard."""
@@ -50,18 +51,6 @@ class IndexStats:
         for name, (count, size) in part.string_sizes.items():  # of keys, and of paths of files
             total_count, total_size = self.string_sizes.get(name, (0, 0))
             self.string_sizes[name] = (total_count + count, total_size + size)
-        self.num_files += part.num_files
-        self.part_files.append(part.file)
-        self.shard_paths.append(part.path)
-        self.num_records += part.num_records
-        self.num_nonempty_shards += part.num_records > 0
-        self.shard_sizes.append(part.bytes)
-        self.headers_crcs.append(part.headers_crc)
-        self.shard_lengths.append(part.num_records)
-        self.etags.append(part.etag)
-        self.sha256s += bytes.fromhex(part.sha256)
-        self.num_excluded += part.num_excluded + part.num_skipped
-        self.num_incomplete_shards += part.is_incomplete
         for label, record in zip(part.labels, part.first_records, strict=True):
             self.first_records.setdefault(label, record)
         for name, stats in part.fields.items():
@@ -73,12 +62,13 @@ class IndexStats:
             self.fields[name] = before._replace(max_offset=offset, max_length=length)
         for name in part.mixed_features:
             self.first_shards[name] |= dict.fromkeys(("bytes", "bytes_list"), part.path)
+        self.parts.append(replace(part, **_DROPPED))
 
     def column_width(self, name: str) -> int:
         """Return how many values of a field every record has, or 0 if it is not a column."""
         widths = +self.widths[name]  # the number of shards with records, by their width
         width = max(widths, default=0)
-        return width if widths == {width: self.num_nonempty_shards} else 0
+        return width if widths == {width: len(self.parts) - len(self.empty)} else 0
 
     def mixed_features(self) -> set[str]:
         """Return the bytes features with one value in some records, and several in others."""
@@ -98,15 +88,13 @@ class IndexStats:
         """Raise an error if no index can be made of the parts; warn of shards without records."""
         if not self.num_records:
             raise ValueError(
-                f"no records: all {len(self.shard_paths)} shards are empty, or every record is "
+                f"no records: all {len(self.parts)} shards are empty, or every record is "
                 "left out, because it lacks a field or label (--missing skip) or is in exclude="
             )
-        if self.num_nonempty_shards < len(self.shard_paths):
-            lengths = zip(self.shard_paths, self.shard_lengths, strict=True)
-            empty = [path for path, length in lengths if length == 0]
+        if self.empty:
             warnings.warn(
-                f"{len(empty)} of {len(self.shard_paths)} shards have no records "
-                f"(first: {', '.join(empty[:5])})",
+                f"{len(self.empty)} of {len(self.parts)} shards have no records "
+                f"(first: {', '.join(self.empty[:5])})",
                 ShardWarning,
                 stacklevel=4,
             )
@@ -127,12 +115,13 @@ class IndexStats:
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of an index that have an item for each shard, by name."""
-        lengths = np.array(self.shard_lengths, np.int64)  # [3, 2]
+        lengths = np.array([part.num_records for part in self.parts], np.int64)  # [3, 2]
         stops = np.cumsum(lengths)  # [3, 5]
-        shards = np.array(list(zip(self.shard_sizes, self.headers_crcs, strict=True)), SHARD)
+        shards = np.array([(part.bytes, part.headers_crc) for part in self.parts], SHARD)
         arrays: dict[str, Array] = {"shards": shards, "shardstops": stops, "shardlengths": lengths}
         if self.options.digest:
-            arrays["shardsums"] = np.frombuffer(self.sha256s, np.uint8).reshape(-1, 32)
-        if any(self.etags):
-            arrays |= StringColumn.of(etag or "" for etag in self.etags).arrays("tags")
-        return arrays | StringColumn.of(self.shard_paths).arrays("shardpaths")
+            sums = b"".join(bytes.fromhex(part.sha256) for part in self.parts)
+            arrays["shardsums"] = np.frombuffer(sums, np.uint8).reshape(-1, 32)
+        if any(part.etag for part in self.parts):
+            arrays |= StringColumn.of(part.etag or "" for part in self.parts).arrays("tags")
+        return arrays | StringColumn.of(part.path for part in self.parts).arrays("shardpaths")

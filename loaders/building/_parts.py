@@ -68,7 +68,7 @@ class ShardPart:
     labels: list[Label | None] = field(default_factory=list)
     first_records: list[str] = field(default_factory=list)
     fields: dict[str, FieldStats] = field(default_factory=dict)
-    file: Path = Path()
+    file: str = ""
 
     @property
     def num_files(self) -> int:
@@ -92,13 +92,13 @@ def check_field_count(fields: Collection[str], /) -> None:
         )
 
 
-def load_part(file: Path, /) -> ShardPart:
+def load_part(file: str | Path, /) -> ShardPart:
     """Load a part but for its arrays."""
     with zipfile.ZipFile(file) as archive:
         stats = json.loads(archive.read(_STATS_FILE))
     options = IndexOptions(**stats["options"])
     fields = {name: FieldStats(*values) for name, values in stats["fields"].items()}
-    return ShardPart(**stats | {"options": options, "fields": fields, "file": file})
+    return ShardPart(**stats | {"options": options, "fields": fields, "file": str(file)})
 
 
 class PartFile:
@@ -118,7 +118,6 @@ class PartFile:
     def finish(self, part: ShardPart, /) -> None:
         """Write the statistics of the part as JSON, with the arrays of each record batch."""
         part.block_arrays = self.block_arrays
-        # "file" is left empty, since `load_part` sets it to the file that it reads.
-        stats = vars(part) | {"options": vars(part.options), "file": ""}
+        stats = vars(part) | {"options": vars(part.options)}
         with self.zip.open(_STATS_FILE, "w") as entry:
             entry.write(json.dumps(stats).encode())

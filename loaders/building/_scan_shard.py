@@ -71,9 +71,9 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
     system.keep_freed_memory()  # each chunk of the shard reuses the memory of the chunk before
     with local_copy(source) as (path, etag):
         size = os.stat(path).st_size if is_shard else 0
-        part = ShardPart(plan.options, job.shard, size, etag, file=Path(file))
+        part = ShardPart(plan.options, job.shard, size, etag)
         try:
-            with new_file(part.file, sync=False) as out, zipfile.ZipFile(out, "w") as archive:
+            with new_file(Path(file), sync=False) as out, zipfile.ZipFile(out, "w") as archive:
                 scanner = ShardScanner(plan, part, str(source), path, PartFile(archive))
                 _scan(plan, job, path, scanner)
                 part.sha256 = file_digest(Path(path)) if plan.options.digest else ""

@@ -126,7 +126,7 @@ def _build_parts(
         for _ in progress_bar(finished, "indexing", "shard", progress, total=len(tasks)):
             pass
     for _, job, file in tasks:
-        part = load_part(Path(file))
+        part = load_part(file)
         if part.num_excluded < len(job.exclude):
             raise ValueError(
                 f"exclude= lists {counted(len(job.exclude), 'record')} of {job.shard}, and "

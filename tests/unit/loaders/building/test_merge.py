@@ -54,7 +54,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     (folder / "a.tar").touch()
     options = IndexOptions(container="tar", label_from="field", label="cls")
     file = folder / f"{records:032x}.part"
-    part = ShardPart(options, "a.tar", 0, file=file)
+    part = ShardPart(options, "a.tar", 0)
     part.labels = [f"c{n}" for n in range(100)]
     part.first_records = ["a.tar"] * 100
     part.string_sizes = {"keys": (records, 8 * records)}
