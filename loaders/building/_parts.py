@@ -49,7 +49,8 @@ class ShardPart:
     - `block_arrays` has for each record batch its number of records, and the names of its arrays.
     - `string_sizes` has for "keys", and for "files", the number of strings and of their bytes.
     - `labels` are the different labels, of which the batches have indices; None is a missing label.
-      `first_records` says of each which record is the first that has it.
+      `first_records` says of each which record is the first that has it; of an integer, "" after
+      the first one, as there may be as many as records.
     """
 
     options: IndexOptions

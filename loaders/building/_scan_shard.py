@@ -143,6 +143,7 @@ class ShardScanner:
         self.key_and_label_names = {plan.options.key, label_field}
         self.buffers: dict[str, FieldBuffer] = {}
         self.label_numbers: dict[Label | None, int] = {}  # the index of each in `part.labels`
+        self.has_integer = False  # whether a label is one
         self.cached_labels = defaultdict[str, dict[bytes | str, int]](dict)
         self.start_batch()
 
@@ -264,9 +265,12 @@ class ShardScanner:
             return False
         if label not in self.label_numbers:
             self.label_numbers[label] = len(self.label_numbers)
-            shard = [] if self.whole_files else [f"{self.part.path}, record {record.number}"]
-            key = [] if record.key is None else [f"key {record.key!r}"]
-            self.part.first_records.append(", ".join(shard + key))
+            where = "" if self.whole_files else f"{self.part.path}, record {record.number}"
+            if record.key is not None:
+                where += f"{', ' if where else ''}key {record.key!r}"
+            is_integer = isinstance(label, int)  # an error names the first one alone
+            self.part.first_records.append("" if is_integer and self.has_integer else where)
+            self.has_integer |= is_integer
         self.labels.append(self.label_numbers[label])
         return True
 

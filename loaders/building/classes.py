@@ -52,14 +52,9 @@ def assign_classes(
 
     Anything else is an error. Labels that are integers, and not texts, are always class indices.
     """
-    texts = {label: str(background if label is None else label) for label in first_records}
-    integers: dict[Any, Any] = {label: _as_integer(text) for label, text in texts.items()}
-    names = [label for label, integer in integers.items() if integer is None]
     first_of_kind = {type(label): label for label in reversed(first_records) if label is not None}
     are_texts = int not in first_of_kind
     class_names = list(classes) if isinstance(classes, tuple) else []
-    listed = {*class_names} if are_texts else set[str]()
-    unlisted = [label for label, text in texts.items() if text not in listed]
 
     def describe(label: Label | None) -> str:
         record = first_records[label]
@@ -69,6 +64,15 @@ def assign_classes(
         integer, name = (describe(first_of_kind[kind]) for kind in (int, str))
         both = f"an integer ({integer}) and a name ({name})"
         raise ValueError(f"labels must be all integers or all names, got {both}")
+    default = _as_integer(str(background))
+    if not are_texts and (None not in first_records or default is not None):
+        # there may be as many as records
+        return {label: default if label is None else label for label in first_records}, class_names
+    texts = {label: str(background if label is None else label) for label in first_records}
+    integers: dict[Any, Any] = {label: _as_integer(text) for label, text in texts.items()}
+    names = [label for label, integer in integers.items() if integer is None]
+    listed = {*class_names} if are_texts else set[str]()
+    unlisted = [label for label, text in texts.items() if text not in listed]
     if are_texts and (classes == "names" or (classes is None and len(names) == len(texts))):
         class_names = sorted({*texts.values()})
     elif not names and len(unlisted) == len(texts):
