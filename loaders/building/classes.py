@@ -18,8 +18,8 @@ from twinfeed.loaders.building.writer import IndexWriter
 from twinfeed.loaders.index.options import Label, as_label
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s
-from twinfeed.samplers import ClassOrder
-from twinfeed.samplers.class_order import by_size
+from twinfeed.samplers.class_order import by_size, small_integers, sort_by_label
+from twinfeed.samplers.drawing.int_arrays import ranges
 from twinfeed.samplers.state import digest
 
 Classes = Sequence[str] | Literal["names"] | None
@@ -30,11 +30,8 @@ _NAMES_ADVICE = (
     "index that pack takes too"
 )
 
-SORTED_AT_ONCE = 1 << 23
-"""About how many records are sorted at a time, to bound memory. All labels are read each time."""
-
 READ_ITEMS = 1 << 20
-"""The number of labels that are read at a time, to bound memory."""
+"""The number of labels that are sorted at a time, to bound memory."""
 
 
 def assign_classes(
@@ -132,8 +129,8 @@ def _check_spellings(texts: dict[Any, str], describe: Callable[[Any], str]) -> N
 def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str], /) -> str:
     """Write the record ids sorted by class, and each class's start and size; see `ClassOrder`.
 
-    About `SORTED_AT_ONCE` records are sorted at a time, to bound memory. The digest of `labels`
-    (int64[records]) is returned.
+    Each chunk of `READ_ITEMS` records is sorted, and its ids are written after those that earlier
+    chunks have of each class. The digest of `labels` (int64[records]) is returned.
     """
     # the distinct labels, sorted; how many records have each; and the first record that has it
     values, sizes, first_records = _count_classes(labels)
@@ -144,46 +141,40 @@ def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str]
             f"first: {values[outside][:5].tolist()})"
         )
     id_type = np.int32 if len(labels) < 1 << 31 else np.int64
-    sorted_ids = store.new("classorder-records", id_type, labels.shape)
-    ends = np.cumsum(sizes)
-    starts = ends - sizes
-    low = 0
-    while low < len(values):
-        # Take the labels values[low:high], of at most SORTED_AT_ONCE records, but at least one.
-        max_end = starts[low] + SORTED_AT_ONCE
-        high = max(low + 1, int(np.searchsorted(ends, max_end, side="right")))
-        chunks = _records_between(labels, values[low], values[high - 1])
-        if high > low + 1:
-            ids, chunk_labels = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
-            sorted_ids.add(ids[ClassOrder(chunk_labels).records])
-        else:  # a single class may have many more records; they are sorted already
-            for ids, _ in chunks:
-                sorted_ids.add(ids)
-        low = high
+    file = store.new("classorder-records", id_type, labels.shape)
+    for start in range(0, len(labels), READ_ITEMS):
+        # Zeros take the place on the disk: a full disk is an error here, and a crash in a map.
+        file.add(np.zeros(min(READ_ITEMS, len(labels) - start), id_type))
+    sorted_ids, starts = file.mapped(), np.cumsum(sizes) - sizes
+    ends = starts.copy()  # of the ids of each class that are written
+    for ids, chunk_values, counts in _sorted_chunks(labels):
+        present = np.searchsorted(values, chunk_values)
+        sorted_ids[ranges(ends[present], ends[present] + counts)] = ids
+        ends[present] += counts
+    sorted_ids.flush()
     largest_first = by_size(sizes, first_records)
     starts, sizes = starts[largest_first], sizes[largest_first]
     store.add({"classorder-starts": starts, "classorder-sizes": sizes})
     return digest(labels)
 
 
-def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield ids and labels of the records with a label from `low` to `high`, in chunks."""
+def _sorted_chunks(labels: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+    """Yield the ids of each chunk, sorted by label, its distinct labels, and their counts."""
     for start in range(0, len(labels), READ_ITEMS):
         chunk = labels[start : start + READ_ITEMS]
-        positions = np.flatnonzero((chunk >= low) & (chunk <= high))
-        yield positions + start, chunk[positions]
+        order, bounds = sort_by_label(small_integers(chunk))
+        yield order.astype(np.int64) + start, chunk[order[bounds[:-1]]], np.diff(bounds)
 
 
 def _count_classes(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
     """Return the distinct labels, sorted, their counts and first records, in chunks."""
     values, counts, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for start in range(0, len(labels), READ_ITEMS):
-        chunk = labels[start : start + READ_ITEMS]
-        new_values, new_first, new_counts = np.unique(chunk, return_index=True, return_counts=True)
+    for ids, new_values, new_counts in _sorted_chunks(labels):
+        new_first = ids[np.cumsum(new_counts) - new_counts]
         all_values, inverse = np.unique(np.concatenate([values, new_values]), return_inverse=True)
         all_counts = np.zeros(len(all_values), np.int64)
         np.add.at(all_counts, inverse, np.concatenate([counts, new_counts]))
         all_first = np.full(len(all_values), len(labels))  # larger than any record id
-        np.minimum.at(all_first, inverse, np.concatenate([first, new_first + start]))
+        np.minimum.at(all_first, inverse, np.concatenate([first, new_first]))
         values, counts, first = all_values, all_counts, all_first
     return values, counts, first

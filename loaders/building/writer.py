@@ -8,7 +8,6 @@ state. The bytes contain no time, user or path.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from twinfeed.loaders.index.manifest import (
     MANIFEST,
     VERSION,
     array_files,
+    file_digest,
     is_index,
     json_digest,
     read_manifest,
@@ -49,12 +49,11 @@ UNWRITABLE_ADVICE = (
 
 
 class ArrayFile:
-    """Write one `.npy` file in blocks, and compute its SHA-256."""
+    """Write one `.npy` file in blocks, or in a map of it."""
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
         self._out = path.open("xb", buffering=_BUFFER)
         self.path = path
-        self.digest = hashlib.sha256()
         self.bytes = 0
         self.dtype, self.shape = np.dtype(dtype), tuple(shape)
         self._descr = np.lib.format.dtype_to_descr(self.dtype)
@@ -62,15 +61,19 @@ class ArrayFile:
         np.lib.format.write_array_header_1_0(self, header)
 
     def write(self, data: bytes | memoryview, /) -> None:
-        """Write bytes, and add them to the digest. numpy calls this for the header."""
+        """Write bytes. numpy calls this for the header."""
         self._out.write(data)
-        self.digest.update(data)
         self.bytes += len(data)
 
     def add(self, rows: Array, /) -> None:
         """Append rows, converted to the dtype of the file."""
         rows = np.ascontiguousarray(rows, self.dtype)  # ndarray.tofile would hide a full disk
         self.write(rows.reshape(-1).view(np.uint8).data)
+
+    def mapped(self) -> np.memmap[Any, Any]:
+        """Return the array of a file with all its rows, to be changed in memory."""
+        self._out.flush()
+        return np.lib.format.open_memmap(self.path, mode="r+")
 
     def close(self) -> None:
         """Close the file."""
@@ -82,7 +85,7 @@ class ArrayFile:
         os.fsync(self._out.fileno())
         self.close()
         description = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
-        return description | {"sha256": self.digest.hexdigest()}
+        return description | {"sha256": file_digest(self.path)}
 
 
 class IndexWriter:

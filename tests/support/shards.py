@@ -124,7 +124,7 @@ def made_parts(
     folder.mkdir(exist_ok=True)
     source = find_source(shards, folder, container=None, root=None)
     plan = BuildPlan.of(source, label, None, Reading(**options))
-    return [part.file for part in build._build_parts(source.jobs, folder, None, False, plan)]
+    return [Path(part.file) for part in build._build_parts(source.jobs, folder, None, False, plan)]
 
 
 def merged(files: Iterable[Path], path: Path) -> Index:

@@ -79,8 +79,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
 def test_merge_memory_does_not_grow_with_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SORTED_AT_ONCE", "READ_ITEMS"):
-        monkeypatch.setattr(classes, name, 5000)
+    monkeypatch.setattr(classes, "READ_ITEMS", 5000)
     few, many = (synthetic(tmp_path, records) for records in (50_000, 200_000))
 
     def merge(part: Path) -> None:
@@ -154,8 +153,7 @@ def test_class_order_written_in_chunks_equals_one_in_memory(
     values = np.array(labels, np.int64)
     expected = ClassOrder(values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classes, "SORTED_AT_ONCE", at_once)
-        patch.setattr(classes, "READ_ITEMS", 4)
+        patch.setattr(classes, "READ_ITEMS", at_once)
         path = tmp_path_factory.mktemp("order") / "x.index"
         with temporary_folder(path) as work, _writer.index_writer(path, work) as store:
             digest = classes.write_class_order(store, values, ())
