@@ -66,7 +66,7 @@ class SampleLoader(FeedLoader[list[Sample]]):
         batcher = Batcher(recipe_of(feed), reader=self.reader)
         # A request says which samples a batch has: their record ids, and if the feed has a
         # transform (`seeded`), a random seed for each.
-        all_requests = self.schedules.of(feed.sampler).requests(epoch, start, seeds=feed.seeded)
+        all_requests = self.schedule.requests(epoch, start, seeds=feed.seeded)
         for request in islice(all_requests, worker, None, num_workers):
             shards = [index.location(record)[0] for record in request.records.tolist()]
             # The values of all samples of the batch, for each key of a sample.

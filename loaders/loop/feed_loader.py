@@ -19,7 +19,7 @@ from twinfeed.loaders.feed.collate import Allocate, aligned
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.loop.run import Run
-from twinfeed.loaders.reading.prefetch.schedule import Request, Schedules
+from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.source import Reads, reader_of
 from twinfeed.loaders.support import system
 from twinfeed.samplers import validate
@@ -47,7 +47,7 @@ class FeedLoader(Loader[B]):
             readahead = validate.integer("readahead", readahead, minimum=0)
         self.readahead = readahead
         self.reader: Reads = reader_of(feed.index)
-        self.schedules = Schedules()
+        self.schedule = Schedule(feed.sampler)
 
     def __iter__(self) -> Iterator[B]:
         """Iterate over the batches, from the position to the end of the epoch.
@@ -127,7 +127,7 @@ class ThreadedLoader(FeedLoader[B]):
         on, of the next epochs. `convert` must not refer to the loader.
         """
         feed, readahead, goes_on = self.feed, self.readahead, self._goes_on
-        schedule = self.schedules.of(feed.sampler)
+        schedule = self.schedule
         # `max_cached` is the number of decoded images to cache until they are drawn again, or None.
         reuses_images = feed.sampler.traits.max_cached is not None
         decode_threads, batch_threads = (self.threads, 0) if reuses_images else (0, self.threads)

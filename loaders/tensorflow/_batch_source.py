@@ -17,7 +17,7 @@ from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.feed_loader import in_order
 from twinfeed.loaders.loop.run import PassStart
-from twinfeed.loaders.reading.prefetch.schedule import Request
+from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset
@@ -35,7 +35,7 @@ class BatchSource(GraphSource):
     def __init__(self, loader: Any, feeds: Sequence[Feed], *, by_rank: bool = False) -> None:
         self.feed, self._feeds = feeds[0], feeds
         super().__init__(loader, self.feed.sampler, ranks=len(feeds), by_rank=by_rank)
-        self._schedules = [loader.schedules.of(feed.sampler) for feed in feeds]
+        self._schedules = [Schedule(f.sampler) for f in feeds] if by_rank else [loader.schedule]
         sizes = {feed.sampler.fixed_size for feed in feeds}  # the batches of ranks may differ
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, loader.reader)
         # A cache of decoded images needs its batches in order. So all threads decode one batch.

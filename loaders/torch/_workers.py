@@ -127,7 +127,7 @@ class PassRequests:
     def __init__(self, loader: FeedLoader[Any]) -> None:
         # No reference to the loader, or the workers would end only by the garbage collector.
         self._feed, self._reader, self._meter = loader.feed, loader.reader, loader.meter
-        self._schedules, self._readahead = loader.schedules, loader.readahead
+        self._schedule, self._readahead = loader.schedule, loader.readahead
         self._parent_reads, self._goes_on = parent_reads(loader), loader._goes_on
         self.start = (0, 0)  # epoch and step
         self.cancelled = False
@@ -135,7 +135,7 @@ class PassRequests:
     def __iter__(self) -> Iterator[Request | PrefetchedRequest]:
         """Yield the requests, and prefetch the bytes of coming steps; if local, only advise."""
         feed, (epoch, step) = self._feed, self.start
-        schedule, fields = self._schedules.of(feed.sampler), stored_fields(feed.index, feed.fields)
+        schedule, fields = self._schedule, stored_fields(feed.index, feed.fields)
         plan: ReadPlan | None = None
 
         def start_epoch(epoch: int, step: int, *, running: bool = True) -> None:

@@ -239,16 +239,3 @@ class Schedule:
                     oldest = self._chunks.pop(next(iter(self._chunks)))
                     self._num_ids -= sum(map(len, oldest))
         return chunk
-
-
-class Schedules(dict[tuple[int, int], Schedule]):
-    """The schedules of a loader's stream: a dict by (rank, world size)."""
-
-    def of(self, sampler: BatchStream, /) -> Schedule:
-        """Return the schedule of a rank of the stream, which is created at the first call."""
-        rank = sampler.rank, sampler.world_size
-        return self.get(rank) or self.setdefault(rank, Schedule(sampler))
-
-    def __reduce__(self) -> tuple[type[Schedules], tuple[()]]:
-        """Pickle without the schedules."""
-        return Schedules, ()

@@ -404,7 +404,7 @@ def test_reading_into_next_epoch_does_not_move_the_loader(
             # With a thread, the next epoch's batches may be begun already.
             assert has_read_ahead if follows else prefetch or not has_read_ahead
             assert max(steps) < 10 * (epoch + 2)
-        assert not pickle.loads(pickle.dumps(loader.schedules))
+        assert not pickle.loads(pickle.dumps(loader.schedule))._chunks
 
 
 @pytest.mark.parametrize(("limit", "least", "most"), [(None, 1000, 1300), (1 << 26, 2000, 3000)])
