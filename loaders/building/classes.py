@@ -63,8 +63,8 @@ def assign_classes(
         raise ValueError(f"labels must be all integers or all names, got {both}")
     default = _as_integer(str(background))
     if not are_texts and (None not in first_records or default is not None):
-        # there may be as many as records
-        return {label: default if label is None else label for label in first_records}, class_names
+        indices: dict[Any, Any] = {label: label for label in first_records} | {None: default}
+        return indices, class_names  # without a text of each, as there may be as many as records
     texts = {label: str(background if label is None else label) for label in first_records}
     integers: dict[Any, Any] = {label: _as_integer(text) for label, text in texts.items()}
     names = [label for label, integer in integers.items() if integer is None]
