@@ -201,13 +201,13 @@ class FromTable(_Source):
     @cached_property
     def labels(self) -> Mapping[str, Any]:
         """The labels by key."""
-        if isinstance(self.table, Mapping):
-            bad = [key for key, label in self.table.items() if label is None]
-            if bad:  # which would count as a record that is not in the table
-                raise ValueError(f"{len(bad)} rows of a label table have no label, as {bad[:5]}")
-            return self.table
-        stat = os.stat(self.table)
-        return _read_table(os.fspath(self.table), stat.st_size, stat.st_mtime_ns)
+        labels = self.table
+        if not isinstance(labels, Mapping):
+            stat = os.stat(labels)
+            labels = _read_table(os.fspath(labels), stat.st_size, stat.st_mtime_ns)
+        # None would count as a record that is not in the table.
+        self._refuse([key for key, label in labels.items() if label is None], "rows have no label")
+        return labels
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FromTable, (self.table,)  # without the labels of a file
@@ -218,13 +218,14 @@ class FromTable(_Source):
     def check(self, keys: Sequence[str], /) -> None:
         """Raise ValueError if several records have one key, or a row of the table has no record."""
         known = set(keys)
-        bad, problem = _duplicates(keys), "keys occur in several records"
-        if not bad:
-            bad = [key for key in self.labels if key not in known]
-            problem = "rows of the table have no record"
+        self._refuse(_duplicates(keys), "keys occur in several records")
+        self._refuse([key for key in self.labels if key not in known], "rows have no record")
+
+    def _refuse(self, bad: Sequence[str], problem: str) -> None:
+        """Raise ValueError if there are bad keys."""
         if bad:
-            table = "the mapping" if isinstance(self.table, Mapping) else self.table
-            raise ValueError(f"{table} does not fit: {len(bad)} {problem}, as {bad[:5]}")
+            table = "the label table" if isinstance(self.table, Mapping) else self.table
+            raise ValueError(f"{table}: {len(bad)} {problem}, as {bad[:5]}")
 
 
 LabelSource = str | FromJson | FromExample | FromFolder | FromFile | FromTable | LabelFunction
@@ -358,15 +359,14 @@ def _duplicates(items: Iterable[str]) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _read_table(path: str, size: int, time: int) -> dict[str, str]:
+def _read_table(path: str, size: int, time: int) -> dict[str, str | None]:
     """Return the labels of a file by key; a process reads an unchanged file once."""
     columns = {name.strip().lower(): cells for name, cells in csv_columns(path).items()}
     if not {"key", "label"} <= {*columns}:
         names = [*columns][:8]
         raise ValueError(f"{path} must begin with names of columns, key and label, got {names}")
     keys, labels = ([cell.strip() for cell in columns[name]] for name in ("key", "label"))
-    bad = [key for key, label in zip(keys, labels, strict=True) if label in ("", "nan")]
-    problem = "rows have no label" if bad else "keys occur twice"
-    if bad := bad or _duplicates(keys):
-        raise ValueError(f"{path}: {problem} ({len(bad)}, first: {bad[0]})")
-    return dict(zip(keys, labels, strict=True))
+    if twice := _duplicates(keys):
+        raise ValueError(f"{path}: {len(twice)} keys occur twice, as {twice[:5]}")
+    missing = dict.fromkeys(("", "nan"))
+    return {key: missing.get(label, label) for key, label in zip(keys, labels, strict=True)}

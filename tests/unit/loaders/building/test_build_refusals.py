@@ -325,7 +325,7 @@ REFUSED: Refused = [
     (
         of(LABELLED, label=FromTable({"a": None}), background=0),
         ValueError,
-        r"1 rows of a label table have no label, as \['a'\]",
+        r"the label table: 1 rows have no label, as \['a'\]",
     ),
     (of(RECORDS, label=FromTable({"k0": 1})), LoaderError, "--label-table.* gives none.*key="),
     *(
@@ -337,14 +337,14 @@ REFUSED: Refused = [
                 KEYS | {"x": 0},
                 {"background": "y"},
                 ValueError,
-                "6 rows of the table have no record",
+                "the label table: 6 rows have no record",
             ),
             (KEYS | {"k4": float("nan")}, {}, LoaderError, "gives a value that .*key: k4\n.*nan"),
             (
                 KEYS | {"k4": None},
                 {},
                 ValueError,
-                r"1 rows of a label table have no label, as \['k4'\]",
+                r"the label table: 1 rows have no label, as \['k4'\]",
             ),
             ({"k0": 1, "k1": "cat", "k2": 2, "k3": 2, "k4": 2}, {}, ValueError, A_LABEL),
         )
@@ -352,10 +352,10 @@ REFUSED: Refused = [
     (
         given(matched, "key,label\nk1,a\nk2,b\nk1,c\n"),
         ValueError,
-        r"twice \(1, first: k1\)",
+        r"given: 1 keys occur twice, as \['k1'\]",
     ),
     (given(matched, "key,label\nk1,a\nk2\n"), ValueError, "given: row 2 has 1 cells, not 2"),
-    (given(matched, "key,label\na,nan\n"), ValueError, r"rows have no label \(1, first: a"),
+    (given(matched, "key,label\na,nan\n"), ValueError, r"given: 1 rows have no label, as \['a'\]"),
     (given(matched, "a,fat,cat\n"), ValueError, r"must begin with names of .*\['a', 'fat'"),
     (given(matched, "a," + "x" * 200_000), ValueError, "given is not a table"),
     (given(matched, "a,caf\udce9\n"), ValueError, "given is not a table"),
