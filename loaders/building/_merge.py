@@ -84,7 +84,7 @@ class _StringWriter:
 
     def write(self, batch: RecordBatch) -> None:
         """Write the strings of a record batch, whose ends count from the beginning of the batch."""
-        text, ends = batch.arrays[f"{self.name}-text"], batch.arrays[f"{self.name}-ends"]
+        text, ends = batch[f"{self.name}-text"], batch[f"{self.name}-ends"]
         self.text.add(text)
         self.ends.add(ends.astype(np.int64) + self.num_written)
         self.num_written += len(text)
@@ -137,19 +137,19 @@ class _IndexMerger:
         classes = np.array([self.class_of[label] for label in part.labels], np.int64)
         for batch in part.batches():
             for strings in self.string_writers:  # of keys, and of paths of loose files
-                if f"{strings.name}-ends" in batch.arrays:
+                if f"{strings.name}-ends" in batch:
                     strings.write(batch)
-            if "labels" in batch.arrays:  # indices into `part.labels`
-                self.column_writers["label"].write(classes[batch.arrays["labels"]])
+            if "labels" in batch:  # indices into `part.labels`
+                self.column_writers["label"].write(classes[batch["labels"]])
             for name, writer in self.column_writers.items():
                 if name in field_numbers:
-                    values = batch.arrays[f"values-{field_numbers[name]}"]
-                    writer.write(values.reshape(batch.num_records, *writer.file.shape[1:]))
+                    values = batch[f"values-{field_numbers[name]}"]
+                    writer.write(values.reshape(-1, *writer.file.shape[1:]))
             for name, writer in self.field_writers.items():
                 # None if no record of the batch has the field, or of the whole part, which then has
                 # no number for it: there is no array "rows-None".
-                rows = batch.arrays.get(f"rows-{field_numbers.get(name)}")
-                self.add_rows(writer, rows, batch.num_records)
+                rows = batch.get(f"rows-{field_numbers.get(name)}")
+                self.add_rows(writer, rows, int(batch["count"]))
         self.num_earlier_files += part.num_files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, num_records: int) -> None:

@@ -17,8 +17,8 @@ from twinfeed.loaders.index.index import SHARD
 from twinfeed.loaders.index.options import IndexOptions, Label
 from twinfeed.loaders.support.array_types import Array
 
-_DROPPED: dict[str, Any] = {name: [] for name in ("labels", "first_records", "block_arrays")}
-_DROPPED |= {"string_sizes": {}, "fields": {}, "options": IndexOptions()}
+_DROPPED: dict[str, Any] = {"labels": [], "first_records": [], "string_sizes": {}, "fields": {}}
+_DROPPED["options"] = IndexOptions()
 """The attributes of a part that stay on disk."""
 
 

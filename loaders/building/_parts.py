@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,15 +20,11 @@ from twinfeed.loaders.support.limits import LIMITS
 _STATS_FILE = "facts.json"
 
 
-class RecordBatch(NamedTuple):
-    """Consecutive records of a shard: how many they are, and their arrays by name.
-
-    These are `rows-N`, the location of field N (see `row_type`), and `values-N`; the
-    `StringColumn`s `keys` and `files`; and `labels`, indices into `ShardPart.labels`.
-    """
-
-    num_records: int
-    arrays: dict[str, Array]
+RecordBatch = dict[str, Array]
+"""The arrays of consecutive records of a shard: `count`, how many they are; `rows-N`, the location
+of field N (see `row_type`), and `values-N`; the `StringColumn`s `keys` and `files`; and `labels`,
+indices into `ShardPart.labels`.
+"""
 
 
 class FieldStats(NamedTuple):
@@ -46,7 +44,6 @@ class ShardPart:
       missing.
     - `is_incomplete`: whether all records from a bad one on are left out.
     - `mixed_features` are the bytes features with one value in some records, several in others.
-    - `block_arrays` has for each record batch its number of records, and the names of its arrays.
     - `string_sizes` has for "keys", and for "files", the number of strings and of their bytes.
     - `labels` are the different labels, of which the batches have indices; None is a missing label.
       `first_records` says of each which record is the first that has it; of an integer, "" after
@@ -64,7 +61,6 @@ class ShardPart:
     is_incomplete: bool = False
     num_skipped: int = 0
     mixed_features: list[str] = field(default_factory=list)
-    block_arrays: list[tuple[int, list[str]]] = field(default_factory=list)
     string_sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     labels: list[Label | None] = field(default_factory=list)
     first_records: list[str] = field(default_factory=list)
@@ -79,9 +75,9 @@ class ShardPart:
     def batches(self) -> Iterator[RecordBatch]:
         """Yield the record batches with their arrays."""
         with np.load(self.file) as archive:
-            for number, (num_records, names) in enumerate(self.block_arrays):
-                arrays = {name: archive[f"{number}/{name}"] for name in names}
-                yield RecordBatch(num_records, arrays)
+            paths = (path.partition("/") for path in archive.files if "/" in path)
+            for number, names in groupby(paths, itemgetter(0)):
+                yield {name: archive[f"{number}/{name}"] for _, _, name in names}
 
 
 def check_field_count(fields: Collection[str], /) -> None:
@@ -106,19 +102,17 @@ class PartFile:
     """Write a part to a new zip file."""
 
     def __init__(self, archive: zipfile.ZipFile, /) -> None:
-        self.zip = archive
-        self.block_arrays: list[tuple[int, list[str]]] = []
+        self.zip, self.num_batches = archive, 0
 
-    def add(self, num_records: int, arrays: Mapping[str, Array], /) -> None:
-        """Write a record batch, with its arrays by name."""
-        for name, array in arrays.items():
-            with self.zip.open(f"{len(self.block_arrays)}/{name}.npy", "w") as entry:
+    def add(self, num_records: int, arrays: RecordBatch, /) -> None:
+        """Write a record batch."""
+        for name, array in {"count": np.array(num_records), **arrays}.items():
+            with self.zip.open(f"{self.num_batches}/{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
-        self.block_arrays.append((num_records, list(arrays)))
+        self.num_batches += 1
 
     def finish(self, part: ShardPart, /) -> None:
-        """Write the statistics of the part as JSON, with the arrays of each record batch."""
-        part.block_arrays = self.block_arrays
+        """Write the statistics of the part as JSON."""
         stats = vars(part) | {"options": vars(part.options)}
         with self.zip.open(_STATS_FILE, "w") as entry:
             entry.write(json.dumps(stats).encode())

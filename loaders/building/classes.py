@@ -61,7 +61,7 @@ def assign_classes(
         integer, name = (describe(first_of_kind[kind]) for kind in (int, str))
         both = f"an integer ({integer}) and a name ({name})"
         raise ValueError(f"labels must be all integers or all names, got {both}")
-    default = _as_integer(str(background))
+    default: Any = _as_integer(str(background))
     if not are_texts and (None not in first_records or default is not None):
         indices: dict[Any, Any] = {label: label for label in first_records} | {None: default}
         return indices, class_names  # without a text of each, as there may be as many as records

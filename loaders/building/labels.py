@@ -201,10 +201,11 @@ class FromTable(_Source):
     @cached_property
     def labels(self) -> Mapping[str, Any]:
         """The labels by key."""
-        labels = self.table
-        if not isinstance(labels, Mapping):
-            stat = os.stat(labels)
-            labels = _read_table(os.fspath(labels), stat.st_size, stat.st_mtime_ns)
+        if isinstance(self.table, Mapping):
+            labels: Mapping[str, Any] = self.table
+        else:
+            stat = os.stat(self.table)
+            labels = _read_table(os.fspath(self.table), stat.st_size, stat.st_mtime_ns)
         # None would count as a record that is not in the table.
         self._refuse([key for key, label in labels.items() if label is None], "rows have no label")
         return labels
