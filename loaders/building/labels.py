@@ -186,8 +186,8 @@ class FromFile(_Source):
 class FromTable(_Source):
     """Take the label from a table: a mapping of keys to labels, or a CSV or TSV file.
 
-    - A file begins with a line that names the columns. Those called `key` and `label` are taken.
-      A row without a label, also as "nan", is refused.
+    - A file begins with a line that names the columns, and each row has as many cells. The columns
+      called `key` and `label` are taken. A row without a label, also as "nan", is refused.
     - A record that is not in the table has no label. Rows without a record, and keys that several
       records have, are refused.
 

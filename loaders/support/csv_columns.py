@@ -19,7 +19,7 @@ def csv_columns(path: str, /) -> dict[str, tuple[str, ...]]:
         names, *rows = [row for row in lines if row] or [[]]
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a table: {error}") from None
-    if len({*names}) < len(names):
+    if len({*names} - {""}) < len(names) - names.count(""):  # a spreadsheet ends with empty ones
         raise ValueError(f"{path}: two columns have one name, of {names[:8]}")
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):

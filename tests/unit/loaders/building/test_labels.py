@@ -273,7 +273,7 @@ def test_field_named_label_is_kept_apart_from_labels(tmp_path: Path, label: Any)
 def test_label_table_may_be_a_spreadsheet_export(tmp_path: Path) -> None:
     """With a byte order mark, names in capitals, and more columns, if they are named."""
     file = tmp_path / "t.csv"
-    file.write_text("\ufeffLabel,Notes, Key\r\ncat,fat,a\r\n", encoding="utf-8")
+    file.write_text("\ufeffLabel,Notes, Key,,\r\ncat,fat,a,,\r\n", encoding="utf-8")
     assert FromTable(file).labels == {"a": "cat"}
     with pytest.raises(ValueError, match=r"t\.csv: 1 rows have no record, as \['a'"):
         FromTable(file).check(["b"])
