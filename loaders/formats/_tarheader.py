@@ -109,8 +109,8 @@ class HeaderReader:
         """Return the number in the size field of a header, octal text; refuse a binary number."""
         value = octal(field)
         if value is None:
-            is_binary = field[0] & 128  # base 256, as GNU tar writes sizes from 8 GiB on
-            advice = "write the archive again: tar --format=pax" if is_binary else None
+            # With this bit, a number is in base 256, as GNU tar writes sizes from 8 GiB on.
+            advice = "write the archive again: tar --format=pax" if field[0] & 128 else None
             problem = f"size that is not an octal number at offset {self.position}"
             raise self._error(problem, found=field, advice=advice)
         return value
