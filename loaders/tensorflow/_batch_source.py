@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, recipe_of
-from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
+from twinfeed.loaders.feed.collate import dtype_of, is_string, smallest_shape
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.feed_loader import in_order
 from twinfeed.loaders.loop.run import PassStart
@@ -25,7 +25,8 @@ from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.loaders.tensorflow._pipeline import POSITION_SPEC, GraphSource, read_joined
 from twinfeed.samplers.stream import growing_ranges
 
-# One call from the graph into Python reads at most 16 batches, of about 6 MiB.
+# A call from the graph into Python takes as long as reading many short records, so one call reads
+# up to 16 batches, of about 6 MiB.
 _MAX_BATCHES_PER_CALL, _MAX_CALL_BYTES = 16, 6 << 20
 
 
@@ -46,27 +47,18 @@ class BatchSource(GraphSource):
         self._batcher_of = partial(
             Batcher, reader=loader.reader, threads=decode_threads, meter=loader.meter
         )
-        if loader.prefetch and not decode_threads:
+        if loader.prefetch:
             self.batches_per_call = self._max_batches_per_call()
 
     def _max_batches_per_call(self) -> int:
         """Return how many batches one call from the graph into Python reads: 1 to 16."""
-        # A call takes as long as reading many short records.
-        feed = self.feed
-        array_fields = [name for name, field in feed.spec.items() if field.shape]
-        all_stacked = all(mode_of(feed.collate, name) == "stack" for name in array_fields)
+        feed, sampler = self.feed, self.sampler
         # TensorFlow crashes when it unbatches arrays that have a dimension of 0.
-        may_be_empty = self.sampler.world_size > 1 and self.sampler.fixed_size is None
-        may_be_empty = may_be_empty or any(0 in spec.shape for spec in self.layout.flat_specs)
-        if (
-            not self.steps
-            or feed.has_functions
-            or self.ranks > 1
-            or not all_stacked
-            or may_be_empty
-        ):
+        has_fixed_shapes = all(s.shape[1:].num_elements() for s in self.layout.specs.values())
+        may_be_empty = sampler.world_size > 1 and sampler.fixed_size is None
+        if feed.has_functions or self.ranks > 1 or may_be_empty or not has_fixed_shapes:
             return 1
-        batch_bytes = max(1, _bytes_per_record(feed) * feed.sampler.batch_size)
+        batch_bytes = max(1, _bytes_per_record(feed) * sampler.batch_size)
         return max(1, min(_MAX_BATCHES_PER_CALL, int(_MAX_CALL_BYTES / batch_bytes)))
 
     def elements(self) -> tf.data.Dataset:

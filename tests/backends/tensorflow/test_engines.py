@@ -17,6 +17,7 @@ from support.sampler_cases import FED
 from support.tensorflow_feeds import decode, ids_of, loader, packed, word
 
 from twinfeed.loaders import (
+    DatasetSource,
     DecodeError,
     Feed,
     FieldSpec,
@@ -176,9 +177,17 @@ def test_empty_rank_batch_keeps_every_field(made: Any) -> None:
     given = []
     for epoch in range(3):
         one.set_epoch(epoch)
-        given += [noted(batch) for batch in one]
+        given += [noted(batch) for batch in one.dataset]
     assert given == want
     assert any(batch["row"][1] == (0, 2) and batch["word"] == [] for batch in want)
+
+
+def test_stacked_lists_may_have_no_values() -> None:
+    samples = DatasetSource([{"x": np.zeros(0, np.int64)} for _ in range(4)])
+    options = {"spec": {"x": FieldSpec((None,), np.dtype(np.int64))}}
+    sampler = ExactOnceBatchSampler(4, batch_size=2)
+    dataset = loader(samples, sampler, **options).dataset
+    assert [noted(batch) for batch in dataset] == expected(samples, sampler, **options)
 
 
 @pytest.mark.parametrize("collate", ["pad", "ragged"])
