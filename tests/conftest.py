@@ -73,8 +73,22 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     paths = [str(START), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup(use_own_temporary_folder())
     if not (without or hasattr(config, "workerinput")):
         config.add_cleanup(serve_forks())
+
+
+def use_own_temporary_folder() -> Callable[[], None]:
+    """Give the run a folder for temporary files; return what deletes it, and what was left there.
+
+    Each download looks through this folder for what killed processes left. `tmp_path` stays where
+    it is, to look at after a failure.
+    """
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    return folder.cleanup
 
 
 def serve_forks() -> Callable[[], None]:
