@@ -13,10 +13,14 @@ IMPORT = r"(?m)^\s*(?:from|import) (?:twinfeed\.loaders\.|support\.)?({})(?:_fee
 # What is imported for a program that imports any of these: few sets, as each has a process. The
 # stories' data are scikit-learn's, and torch's optimisers import half of torch when one is made.
 IMPORTS = {
-    "torch|accelerate|lightning|transformers": ["torch", "torch._dynamo", "sklearn.datasets"],
+    "torch|accelerate|lightning|transformers": [
+        "torch",
+        "torch._dynamo",
+        "sklearn.datasets",
+        "lightning",
+    ],
     "tensorflow|keras": ["keras", "tensorflow", "sklearn.datasets"],
     "digits": ["sklearn.datasets"],
-    "lightning": ["lightning"],
 }
 
 
