@@ -55,17 +55,16 @@ class Handle:
 
 
 class Handles:
-    """An LRU cache of at most `limit` open files. `open_file(number) -> fd` opens a file.
+    """An LRU cache of open files. `open_file(number) -> fd` opens a file.
 
-    All caches of a process share a limit: the largest of their limits and of `default_limit()`. So
-    a reader that is never closed does not use up the file descriptors of others.
+    All caches of a process together have at most `open_limit()` files. So a reader that is never
+    closed does not use up the file descriptors of others.
     """
 
     _caches: ClassVar[WeakSet[Handles]] = WeakSet()
     _lock: ClassVar[Lock] = Lock()
 
-    def __init__(self, open_file: Callable[[int], int], limit: int) -> None:
-        self.limit = limit
+    def __init__(self, open_file: Callable[[int], int]) -> None:
         self._open_file = open_file
         self._open: OrderedDict[int, Handle] = OrderedDict()
         with self._lock:
@@ -93,7 +92,8 @@ class Handles:
         """Return the handle of a file that was not open just now, and keep it in the cache."""
         with self._lock:
             if number not in self._open:
-                self._close_oldest_if_full()
+                if sum(map(len, self._caches)) >= open_limit():  # close the oldest of the largest
+                    max(self._caches, key=len)._open.popitem(last=False)
                 self._open[number] = Handle(self._open_or_evict(number))
             return self._open[number]
 
@@ -114,15 +114,6 @@ class Handles:
                     raise
                 self._open.popitem(last=False)
 
-    def _close_oldest_if_full(self) -> None:
-        """Close the least recently used file, if this cache is full; or that of the largest cache,
-        if all together have `default_limit()` files, or `limit` if that is more.
-        """
-        if len(self) >= self.limit:
-            self._open.popitem(last=False)
-        elif sum(map(len, self._caches)) >= max(self.limit, default_limit()):
-            max(self._caches, key=len)._open.popitem(last=False)
-
 
 class LocalFiles(PlannedFiles):
     """Read local shards, or loose files, with `os.pread`.
@@ -131,17 +122,12 @@ class LocalFiles(PlannedFiles):
     shard is mapped, since a mapped file that shrinks kills the process by SIGBUS; with `os.pread`
     there is an error. With a plan, the kernel is asked (`posix_fadvise`) to read ahead the ranges
     that coming batches need. It keeps and evicts their pages by itself.
-
-    Args:
-        index: says which files there are.
-        max_open_files: the limit of open shards, or None for the default.
     """
 
-    def __init__(self, index: Index, max_open_files: int | None) -> None:
+    def __init__(self, index: Index) -> None:
         self.index = index
-        limit = max_open_files or default_limit()
-        self.handles = Handles(partial(open_shard, index), limit)
-        self._max_files_per_read = max(1, limit // 4)  # several threads may read at once
+        self.handles = Handles(partial(open_shard, index))
+        self._max_files_per_read = max(1, open_limit() // 4)  # several threads may read at once
         # Only for an index of loose files: resolves their paths. None for an index of shards.
         self.paths = PathResolver(index.root) if index.container == "files" else None
         self.kernel_readahead = KernelReadahead()
@@ -329,7 +315,9 @@ def _coalesced(
     yield first, len(offsets)
 
 
-def default_limit() -> int:
-    """Return a quarter of the number of files that this process may open, but at most 1,024."""
+def open_limit() -> int:
+    """Return the most shards that stay open: a quarter of the files that this process may open,
+    but at most 1,024.
+    """
     limit = file_limit()
     return 1024 if limit is None else max(1, min(1024, limit // 4))

@@ -28,10 +28,8 @@ from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.checksum import crc32c, wrong_items
 from twinfeed.loaders.support.closing import Closing
-from twinfeed.loaders.support.display import call_repr
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.samplers import validate
 
 _UNCHECKED_BYTES = 1 << 26
 """A batch of at most this many bytes is not compared with its limit: it fits in the memory."""
@@ -45,8 +43,6 @@ class Reader(Closing):
 
     Args:
         index: where the records lie.
-        max_open_files: the most shards that stay open (by default a quarter of what the process may
-            open).
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -56,22 +52,19 @@ class Reader(Closing):
     {'word': [b'or', b'to', b'or']}
     """
 
-    def __init__(self, index: Index, /, *, max_open_files: int | None = None) -> None:
+    def __init__(self, index: Index, /) -> None:
         check_index(index)
-        if max_open_files is not None:
-            max_open_files = validate.integer("max_open_files", max_open_files, minimum=1)
         self.index = index
-        self.max_open_files = max_open_files
         self._fields_with_missing = {name for name, field in index.fields.items() if field.missing}
         self._columns = frozenset(index.columns)
         # The open files or buffered ranges, and the plan of what to prefetch by the schedule (the
         # batches) that it is for. A forked child has its own, as the parent's locks may be locked.
-        self._files = PerProcess(partial(_files_of, index, max_open_files))
+        self._files = PerProcess(partial(_files_of, index))
         self._plans = PerProcess[dict[Schedule, ReadPlan]](dict)
         self._files()  # raises the errors of a store that cannot be opened
 
     def __repr__(self) -> str:
-        return call_repr(self)
+        return f"Reader({self.index!r})"
 
     def close(self) -> None:
         """Close the open files; a later call opens them again."""
@@ -257,11 +250,11 @@ class Reader(Closing):
         )
 
 
-def _files_of(index: Index, max_open_files: int | None) -> RemoteFiles | LocalFiles:
+def _files_of(index: Index) -> RemoteFiles | LocalFiles:
     """Return the files of an index, none of which is open yet."""
     # malloc would return the memory of each batch to the system, and request it again.
     system.keep_freed_memory()
-    return RemoteFiles(index) if index.remote else LocalFiles(index, max_open_files)
+    return RemoteFiles(index) if index.remote else LocalFiles(index)
 
 
 def verified_reader(index: Index, /) -> Reader:

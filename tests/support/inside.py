@@ -1,6 +1,11 @@
 """Private names that laws, faults and helpers use; unit/ and backends/ ask the module itself."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
+
+import pytest
 
 from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.batches.feed import Feed, recipe_of
@@ -29,6 +34,7 @@ from twinfeed.loaders.index.manifest import MANIFEST, VERSION, file_digest, json
 from twinfeed.loaders.index.options import Missing, Reading, ReadingOptions
 from twinfeed.loaders.packing import SHARD_BYTES, ShardContainer
 from twinfeed.loaders.packing._compressed import decompressed_samples
+from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading.missing import StoredFields
 from twinfeed.loaders.reading.prefetch.read_plan import (
     NO_BLOCK,
@@ -64,3 +70,12 @@ def fetch_ahead(reader: Reader, ranges: Any) -> None:
         local_or_remote.buffer.apply(Fetch(ranges))
     else:
         local_or_remote.kernel_readahead.add(local_or_remote.with_descriptors(ranges))
+
+
+@contextmanager
+def few_open_files(limit: int) -> Iterator[None]:
+    """Let the readers that are made within it keep at most so many shards open together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "open_limit", lambda: limit)
+        patch.setattr(local.Handles, "_caches", WeakSet())
+        yield

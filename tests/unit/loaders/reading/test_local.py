@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.batches import read_ahead
+from support.inside import few_open_files
 from support.open_files import open_below
 from support.shards import flip, numbered, tfrecords, write_tar
 
@@ -33,7 +34,7 @@ def test_many_shards_are_read_through_few_open_files(tmp_path: Path) -> None:
         write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
     index = build_index(tmp_path / "*.tar", tmp_path / "x.index")
     ids = np.random.default_rng(0).permutation(300)
-    with Reader(index, max_open_files=8) as reader:
+    with few_open_files(8), Reader(index) as reader:
         for _ in range(2):
             assert reader.read(ids)["txt"] == [b"%d" % n for n in ids]
             assert len(open_below(tmp_path)) <= 8
@@ -42,18 +43,19 @@ def test_many_shards_are_read_through_few_open_files(tmp_path: Path) -> None:
     assert open_below(tmp_path) == []
     flip(tmp_path / "d-123.tar", int(index.table("txt")["offset"][123]))
     with (
-        Reader(index, max_open_files=8) as reader,
+        few_open_files(8),
+        Reader(index) as reader,
         pytest.raises(DataCorruptionError, match=r"record 123 \(d-123\.tar"),
     ):
         reader.read(ids)
 
 
-def test_default_max_open_files_is_a_quarter_of_the_limit() -> None:
+def test_shards_take_a_quarter_of_the_open_files() -> None:
     code = textwrap.dedent("""
         import resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        from twinfeed.loaders.reading.local import default_limit
-        print(default_limit())
+        from twinfeed.loaders.reading.local import open_limit
+        print(open_limit())
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "16\n"
@@ -70,14 +72,14 @@ def test_reader_closes_files_at_the_limit_of_the_process(tmp_path: Path) -> None
         index = open_index(sys.argv[1])
         others = [os.open("/dev/null", os.O_RDONLY) for _ in range(400)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(others) + 12,) * 2)
-        with Reader(index, max_open_files=29) as reader:
+        with Reader(index) as reader:
             for n in range(30):
                 assert reader.read([n])["txt"] == [b"%d" % n]
     """)
     subprocess.run([sys.executable, "-c", code, tmp_path / "x.index"], check=True)
 
 
-def test_all_readers_together_stay_below_max_open_files(tmp_path: Path) -> None:
+def test_all_readers_together_stay_below_the_limit(tmp_path: Path) -> None:
     """Readers kept alive, as TensorFlow does with those of a dataset, must not use up the files."""
     for n in range(30):
         write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
@@ -156,8 +158,9 @@ def test_least_recently_used_file_is_closed_first(tmp_path: Path) -> None:
         opened.append(number)
         return os.open(tmp_path, os.O_RDONLY)
 
-    handles = Handles(open_file, 2)
-    for number in (0, 1, 0, 2, 0):
-        handles.get([number])
+    with few_open_files(2):
+        handles = Handles(open_file)
+        for number in (0, 1, 0, 2, 0):
+            handles.get([number])
     handles.close()
     assert opened == [0, 1, 2]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import read_ahead
-from support.inside import StoredFields
+from support.inside import StoredFields, few_open_files
 from support.servers import RangeServer
 from support.shards import numbered, tars, tfrecords, total_bytes, write_tar
 
@@ -56,7 +56,7 @@ def test_ids_in_any_order_equal_single_reads(
     index: Index, ids: list[int], files: int, verify: bool
 ) -> None:
     index = open_index(index.path, checksums=verify)
-    with Reader(index, max_open_files=files) as reader:
+    with few_open_files(files), Reader(index) as reader:
         got = reader.read(np.array(ids, np.int64))
     assert got["image"] == [WANT[n] for n in ids]
     assert got["key"] == [KEYS[n] for n in ids]
@@ -95,7 +95,7 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
     index = build_index(tfrecords(tmp_path, shards=12, each=20), tmp_path / "x.index")
     want = [sample["image"] for sample in numbered(0, 240)]
     index.checksums = False
-    with Reader(index, max_open_files=3) as reader:
+    with few_open_files(3), Reader(index) as reader:
 
         def one(seed: int) -> bool:
             ids = np.random.default_rng(seed).integers(0, 240, 50)

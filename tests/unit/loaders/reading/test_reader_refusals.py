@@ -29,10 +29,6 @@ from twinfeed.loaders import (
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, SequentialSampler
 
 
-def reader(**options: Any) -> Call:
-    return lambda index: Reader(index, **options)
-
-
 def read(ids: list[int], *fields: Any) -> Call:
     return lambda index: Reader(index).read(ids, *fields)
 
@@ -102,8 +98,6 @@ NPY = r"must be an \.npy file of numbers.*\n.*path: .*t\.npy"
 NO_LIST = r"no list of 1 value for the field 'word'(.|\n)*found: "
 
 REFUSED: Refused = [
-    (reader(max_open_files=0), ValueError, "max_open_files must be at least 1, got 0"),
-    (reader(max_open_files=1.5), TypeError, "max_open_files must be an integer, got 1.5"),
     (
         lambda index: open_index(index.path, checksums="no"),  # type: ignore[arg-type]
         TypeError,

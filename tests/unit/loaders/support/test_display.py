@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ SHOWN: dict[str, tuple[Callable[[Index], object], str]] = {
         "<NumpyLoader of Feed(<Index .*>, rank 1 of 2 of BatchSampler(.*): epoch 0, step 0 of 4>",
     ),
     "selector": (selector, "<Selector of BatchSampler(.*): epoch 0, step 0 of 4>"),
-    "reader": (partial(Reader, max_open_files=2), "Reader(<Index .*>, max_open_files=2)"),
+    "reader": (Reader, "Reader(<Index .*>)"),
     "dataset": (
         lambda _: DatasetSource({"x": np.ones(3), "y": np.ones(3, int)}, label="y"),
         "<DatasetSource of a dict: 3 records, fields ['x'], columns ['y']>",
