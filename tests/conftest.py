@@ -4,6 +4,7 @@ import ast
 import gc
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +76,20 @@ def pytest_configure(config: pytest.Config) -> None:
     paths = [str(START), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     if not hasattr(config, "workerinput"):
-        config.add_cleanup(use_own_temporary_folder())
+        use_own_temporary_folder()
     if not (without or hasattr(config, "workerinput")):
         config.add_cleanup(serve_forks())
 
 
-def use_own_temporary_folder() -> Callable[[], None]:
-    """Give the run a folder for temporary files; return what deletes it, and what was left there.
+def use_own_temporary_folder() -> None:
+    """Give the run a folder for temporary files, which is deleted with what was left there.
 
     Each download looks through this folder for what killed processes left. `tmp_path` stays where
-    it is, to look at after a failure.
+    it is, to look at after a failure. The folder of multiprocessing, in it, is deleted at -100.
     """
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
-    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
-    return folder.cleanup
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
+    Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-200)
 
 
 def serve_forks() -> Callable[[], None]:
