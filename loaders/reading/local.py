@@ -65,6 +65,7 @@ class Handles:
     _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, open_file: Callable[[int], int]) -> None:
+        self.limit = open_limit()
         self._open_file = open_file
         self._open: OrderedDict[int, Handle] = OrderedDict()
         with self._lock:
@@ -92,7 +93,9 @@ class Handles:
         """Return the handle of a file that was not open just now, and keep it in the cache."""
         with self._lock:
             if number not in self._open:
-                if sum(map(len, self._caches)) >= open_limit():  # close the oldest of the largest
+                if len(self) >= self.limit:  # a full cache need not count the files of all
+                    self._open.popitem(last=False)
+                elif sum(map(len, self._caches)) >= self.limit:
                     max(self._caches, key=len)._open.popitem(last=False)
                 self._open[number] = Handle(self._open_or_evict(number))
             return self._open[number]
@@ -127,7 +130,8 @@ class LocalFiles(PlannedFiles):
     def __init__(self, index: Index) -> None:
         self.index = index
         self.handles = Handles(partial(open_shard, index))
-        self._max_files_per_read = max(1, open_limit() // 4)  # several threads may read at once
+        # Several threads may read at once.
+        self._max_files_per_read = max(1, self.handles.limit // 4)
         # Only for an index of loose files: resolves their paths. None for an index of shards.
         self.paths = PathResolver(index.root) if index.container == "files" else None
         self.kernel_readahead = KernelReadahead()
