@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import chain, starmap
 from math import inf, prod
 from typing import Any
 
@@ -71,8 +72,6 @@ class BatchSource(GraphSource):
         return generator_dataset(self.read_pass, chunk)
 
     def rows(self, position: tf.Tensor, *arrays: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        if self.batches_per_call > 1:
-            return position, *arrays
         size = len(self.layout.flat_specs)  # of each rank
         batches = [self.layout.restore(arrays[n : n + size]) for n in range(0, len(arrays), size)]
         numbered = [
@@ -96,8 +95,10 @@ class BatchSource(GraphSource):
             system.keep_freed_memory()  # new batches reuse the memory of earlier ones
             read_any = self._read_step if self.batches_per_call == 1 else self._read_rows
             read: Callable[..., tuple[Any, ...]] = partial(read_any, batchers, pass_start)
-            ranges = growing_ranges(pass_start.step, self.steps, self.batches_per_call)
-            steps = (range(first, stop) for first, stop in ranges)
+            # The last batch comes alone: the call for it ends the pass.
+            start, last = pass_start.step, self.steps - 1
+            ranges = growing_ranges(start, last, self.batches_per_call)
+            steps = starmap(range, chain(ranges, growing_ranges(max(start, last), self.steps, 1)))
             calls = in_order(partial(read_joined, read), steps, threads=self._batch_threads)
             for several in stack.enter_context(closing(calls)):
                 yield from several

@@ -105,31 +105,41 @@ def read_joined(read: Callable[..., T], parts: Sequence[S]) -> Iterable[T]:
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
     """Return the dataset of the batches of `source`. Each iteration of it ends with the epoch."""
-    last = source.steps * source.ranks - 1
+    last, several = source.steps * source.ranks - 1, source.batches_per_call > 1
 
     def rows_of(*element: Any) -> Any:
         return tf.nest.map_structure(_declare_one_row, source.rows(*element))
 
     def deliver(*row: Any) -> Any:
-        """Return the batch of a row, and call `source.end_pass` with the last batch of an epoch."""
+        """Return the batch of a row, and call `source.end_pass` with the last batch of an epoch; of
+        several batches, all as the rows of tensors. The last one of an epoch comes alone.
+        """
         position, batch = source.batch(*row)
+        if several:
+            position = position[-1]
         # No result is used: tf.data runs the call all the same, since it may have effects.
         tf.cond(
             tf.equal(position[3], last),  # in a graph of TF1, == compares objects
             lambda: numpy_function_of(source.end_pass, [position], tf.bool),
             lambda: False,
         )
-        return batch
+        return tf.nest.map_structure(_declare_one_row, batch) if several else batch
 
     # TensorFlow would run a map of the outer graph in parallel, and so read ahead. So the map is in
     # the function of a flat_map, which it leaves as it is.
-    steps = tf.data.Dataset.from_tensors(0).flat_map(lambda _: source.elements().map(rows_of))
+    steps = tf.data.Dataset.from_tensors(0).flat_map(
+        lambda _: source.elements() if several else source.elements().map(rows_of)
+    )
     if prefetch:
         steps = steps.prefetch(-(-prefetch // source.batches_per_call))  # rounded up
+    if several:  # the call for each batch would take longer than reading it
+        steps = steps.map(deliver)
     # A map makes the variants: TensorFlow cannot serialize a dataset of variants, for `snapshot`.
     missing = tf.data.Dataset.from_tensors(0).repeat()
     missing = missing.map(lambda _: tf.nest.map_structure(_without_rows, steps.element_spec))
-    batches = _unbatch(steps.concatenate(missing).take(source.steps)).take(last + 1).map(deliver)
+    batches = _unbatch(steps.concatenate(missing).take(source.steps)).take(last + 1)
+    if not several:
+        batches = batches.map(deliver)
     options = tf.data.Options()
     options.deterministic = True
     # A prefetch after the last step would deliver batches that were not requested.
