@@ -143,6 +143,9 @@ class BatchSampler(BatchStream):
     def group_of(self, ids: Int64s) -> Int64s:
         return self._inner_sampler.group_of(ids)
 
+    def _are_drawn(self, ids: Int64s) -> Bools:
+        return self._inner_sampler._are_drawn(ids)
+
     def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
         """Return whether each good id may replace the bad one: for `apart`, if its group may."""
         if self._groups is None:

@@ -141,6 +141,12 @@ class MixtureSampler(Sampler):
             mixed += f", {validate.counted(len(later), 'change')} of weights"
         return f"MixtureSampler({mixed}, {validate.counted(self._samples, 'sample')})"
 
+    def _are_drawn(self, ids: Int64s) -> Bools:
+        out = np.empty(np.shape(ids), bool)
+        for number, mask, own_ids in _by_sampler(self._id_bounds, ids):
+            out[mask] = self._samplers[number]._are_drawn(own_ids)
+        return out
+
     def records(self, ids: Int64s) -> Int64s:
         """Return the record of each sample id; records are numbered sampler by sampler."""
         out = np.empty(np.shape(ids), np.int64)

@@ -41,9 +41,10 @@ def replaced(
 
     Args:
         sampler: a batch sampler of all ranks: any but an evaluation, or one that reuses records.
-        schedule: `{training step: {bad: good}}`. Training steps are `epoch * len + step`. The ids
-            are those that the sampler gives. If a good is a list of ids, the first that is not in
-            the batch already is taken, or else the first of all.
+        schedule: `{training step: {bad: good}}`. Training steps are `epoch * len + step`, from 0
+            on: the batch that `who` and the logs call step 15 is step 14. The ids are those that
+            the sampler gives. If a good is a list of ids, the first that is not in the batch
+            already is taken, or else the first of all.
 
     Returns:
         The copy, at the first step of epoch 0.
@@ -119,9 +120,9 @@ class Replacements:
                 chained += [self._history.get(good, [(inf, [])])[0][0] < stop for good in goods]
         _refuse(pairs, "is replaced itself", chained)
         bad_ids, good_ids = np.array(pairs, np.int64).reshape(-1, 2).T
-        if sampler.traits.record_ids is not None:
-            is_drawn = np.isin(sampler.records(good_ids), sampler.traits.record_ids)
-            _refuse(pairs, "never comes", ~is_drawn)
+        _refuse(pairs, "never comes", ~sampler._are_drawn(good_ids))
+        for bad in bad_ids[~sampler._are_drawn(bad_ids)].tolist():
+            raise ValueError(f"id {bad} never comes, so nothing can come in its place")
         is_alike = sampler._are_alike(bad_ids, good_ids)
         _refuse(pairs, "is of another class, group, data set or cost", ~is_alike)
 

@@ -94,6 +94,11 @@ class Samples:
         """Return the class or data set of each sample id, if `traits.num_groups` are declared."""
         return np.asarray(ids)
 
+    def _are_drawn(self, ids: Int64s) -> Bools:
+        """Return whether the record of each sample id is ever drawn."""
+        drawn = self.traits.record_ids
+        return np.ones(len(ids), bool) if drawn is None else np.isin(self.records(ids), drawn)
+
     def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
         """Return whether each good id may replace the bad one: if both are of the same group."""
         if self.traits.num_groups is None:

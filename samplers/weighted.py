@@ -19,7 +19,7 @@ from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.state import digest
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
-from twinfeed.samplers.types import Array, Int64s
+from twinfeed.samplers.types import Array, Bools, Int64s
 
 _SCALE = 1 << 32  # what the largest weight becomes, unless weights are integers already
 
@@ -101,6 +101,10 @@ class WeightedSampler(Sampler):
         self._key = root_key(self.seed, "weighted")
         # Two epochs that are drawn alternately, and the next.
         self._cache: FifoCache[WeightedPermutation] = FifoCache(3)
+
+    def _are_drawn(self, ids: Int64s) -> Bools:
+        is_drawn: Bools = np.any([weights[ids] for weights in self._weights.values], axis=0)
+        return is_drawn  # a weight is not 0
 
     def __len__(self) -> int:
         return self._samples

@@ -99,7 +99,6 @@ class FeedDifference(Answer, Verdict):
 def who(
     feed: Feed,
     step: int,
-    /,
     *,
     rank: int | None = None,
     world_size: int = 1,
@@ -151,7 +150,7 @@ def who(
     return StepRecords(fingerprint, [title, *lines], request)
 
 
-def when(feed: Feed, record: int | str, /, *, until: int) -> RecordSteps:
+def when(feed: Feed, record: int | str, *, until: int) -> RecordSteps:
     """Return the steps up to `until` whose batch has a record, counted as `who` counts them.
 
     All batches up to this step are drawn, at some millions of ids a second. Of an evaluation, only

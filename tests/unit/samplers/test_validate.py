@@ -177,6 +177,23 @@ REFUSED: Refused = [
                 ValueError,
                 "id 0 never comes",
             ),
+            (
+                lambda: BatchSampler(SubsetSampler([1, 2], of=9), batch_size=2),
+                {0: 1},
+                ValueError,
+                "id 0 never comes, so nothing can come in its place",
+            ),
+            *(
+                (lambda order=order: BatchSampler(order, batch_size=2), {1: 0}, ValueError, never)
+                for never in ["id 0 never comes"]
+                for subset in [SubsetSampler([1, 2], of=3)]
+                for order in [
+                    WeightedSampler([0, 1, 2], seed=0),
+                    ViewSampler(SubsetSampler([1, 2, 3], of=6), [2, 4], per_epoch="all", seed=0),
+                    ViewSampler(SubsetSampler([1], of=2), [1, 2], per_epoch="one", seed=0),
+                    MixtureSampler([subset], weights=[1], num_samples=4, seed=0),
+                ]
+            ),
             (reuse(), {1: 0}, ValueError, "reuses records, of which some are kept"),
             (
                 lambda: ExactOnceBatchSampler(9, batch_size=4),
