@@ -50,7 +50,6 @@ def assign_classes(
     Anything else is an error. Labels that are integers, and not texts, are always class indices.
     """
     first_of_kind = {type(label): label for label in reversed(first_records) if label is not None}
-    are_texts = int not in first_of_kind
     class_names = list(classes) if isinstance(classes, tuple) else []
 
     def describe(label: Label | None) -> str:
@@ -62,20 +61,22 @@ def assign_classes(
         both = f"an integer ({integer}) and a name ({name})"
         raise ValueError(f"labels must be all integers or all names, got {both}")
     default: Any = _as_integer(str(background))
-    if not are_texts and (None not in first_records or default is not None):
+    if int in first_of_kind:
+        if None in first_records and default is None:
+            raise ValueError(f"background={background!r} is a name, and labels are integers")
         indices: dict[Any, Any] = {label: label for label in first_records} | {None: default}
         return indices, class_names  # without a text of each, as there may be as many as records
     texts = {label: str(background if label is None else label) for label in first_records}
     integers: dict[Any, Any] = {label: _as_integer(text) for label, text in texts.items()}
     names = [label for label, integer in integers.items() if integer is None]
-    listed = {*class_names} if are_texts else set[str]()
+    listed = {*class_names}
     unlisted = [label for label, text in texts.items() if text not in listed]
-    if are_texts and (classes == "names" or (classes is None and len(names) == len(texts))):
+    if classes == "names" or (classes is None and len(names) == len(texts)):
         class_names = sorted({*texts.values()})
     elif not names and len(unlisted) == len(texts):
         _check_spellings(texts, describe)
         return integers, class_names
-    elif classes is None and are_texts:
+    elif classes is None:
         integer = next(label for label, number in integers.items() if number is not None)
         raise ValueError(
             f"{len(texts) - len(names)} of {len(texts)} labels are integers, and this is not:"

@@ -362,10 +362,12 @@ def _duplicates(items: Iterable[str]) -> list[str]:
 @lru_cache(maxsize=1)
 def _read_table(path: str, size: int, time: int) -> dict[str, str | None]:
     """Return the labels of a file by key; a process reads an unchanged file once."""
-    columns = {name.strip().lower(): cells for name, cells in csv_columns(path).items()}
-    if not {"key", "label"} <= {*columns}:
-        names = [*columns][:8]
-        raise ValueError(f"{path} must begin with names of columns, key and label, got {names}")
+    stored = csv_columns(path)
+    names = [name.strip().lower() for name in stored]
+    if names.count("key") != 1 or names.count("label") != 1:
+        found = [*stored][:8]
+        raise ValueError(f"{path} must begin with names of columns, key and label, got {found}")
+    columns = dict(zip(names, stored.values(), strict=True))
     keys, labels = ([cell.strip() for cell in columns[name]] for name in ("key", "label"))
     if twice := _duplicates(keys):
         raise ValueError(f"{path}: {len(twice)} keys occur twice, as {twice[:5]}")

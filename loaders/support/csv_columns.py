@@ -10,7 +10,9 @@ from twinfeed.loaders.support.regular import read_file
 
 
 def csv_columns(path: str, /) -> dict[str, tuple[str, ...]]:
-    """Return the columns of a CSV file with a line of names, or of a TSV file by its name."""
+    """Return the columns of a CSV file with a line of names, or of a TSV file by its name, but for
+    those without a name.
+    """
     try:
         text = read_file(path, LIMITS.table_bytes).decode("utf-8-sig")
         lines = csv.reader(
@@ -24,4 +26,4 @@ def csv_columns(path: str, /) -> dict[str, tuple[str, ...]]:
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
             raise ValueError(f"{path}: row {number} has {len(row)} cells, not {len(names)}")
-    return {name: tuple(row[column] for row in rows) for column, name in enumerate(names)}
+    return {name: tuple(row[n] for row in rows) for n, name in enumerate(names) if name}

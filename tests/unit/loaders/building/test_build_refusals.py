@@ -303,7 +303,7 @@ REFUSED: Refused = [
     (
         of(classed("3", "4"), label=lambda s: s["__number__"] or None, background="none"),
         ValueError,
-        "labels are not integers .1, first: background='none'",
+        "background='none' is a name, and labels are integers",
     ),
     (
         of(classed("3", "4", "5"), label=lambda s: [0, None, "cat"][s["__number__"]], background=1),
