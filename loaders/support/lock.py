@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
+import os
+from weakref import WeakSet
 
-from twinfeed.loaders.support.fork import PerProcess
+_LOCKS: WeakSet[Lock] = WeakSet()
 
 
-class Lock:
+class Lock(_thread.RLock):  # type: ignore[misc]
     """A reentrant lock. A pickle and a forked child have one of their own, which nobody has locked:
     a thread that has locked that of the parent does not exist there.
 
@@ -18,10 +20,16 @@ class Lock:
     """
 
     def __init__(self) -> None:
-        self._lock = PerProcess(threading.RLock)
+        _LOCKS.add(self)
 
-    def __enter__(self) -> None:
-        self._lock().acquire()
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()
 
-    def __exit__(self, *error: object) -> None:
-        self._lock().release()
+
+def _after_fork() -> None:
+    """In a forked child, make all locks anew."""
+    for lock in list(_LOCKS):
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_after_fork)
