@@ -42,7 +42,7 @@ from twinfeed.loaders.tools.backends import BACKENDS
 
 _INTERRUPTED: dict[Any, str] = {
     _commands.run_pack: "; nothing was written",
-    _commands.run_index: "; finished shards are kept: run the command again to continue",
+    _commands.run_index: "; nothing was written",
 }
 
 _ADVISE_FEWER_JOBS = "lower --jobs if the memory ran out (see dmesg); --jobs 1 shows where it ends"

@@ -18,8 +18,8 @@ from support.cases import mark_long
     ("command", "text"),
     [
         (["pack", "images", "out"], "; nothing was written"),
-        (["index", "images", "--out", "x.index"], "; finished shards are kept: run the command"),
-        (["index", "images", "--out", "x.index", "--jobs", "2"], "; finished shards are kept"),
+        (["index", "images", "--out", "x.index"], "; nothing was written"),
+        (["index", "images", "--out", "x.index", "--jobs", "2"], "; nothing was written"),
         (["verify", "images"], "\n"),
     ],
 )
