@@ -284,12 +284,12 @@ def check_source(source: Any, /) -> None:
         _law(isinstance(text, str) and "\n" not in text, f"describe({record}) must be one line")
 
     def read(reader: Any, order: Int64s) -> list[tuple[int, list[bytes]]]:
-        found = reader.read(order.copy(), fields)
+        found = reader.read_values(order.copy(), fields)
         rows = zip(*(map(_content, found[name]) for name in fields), strict=True)
         return list(zip(order.tolist(), map(list, rows), strict=True))
 
     reader = sources.reader_of(source)
-    twice = [reader.read(ids, fields) for _ in range(2)]
+    twice = [reader.read_values(ids, fields) for _ in range(2)]
     for name in fields:
         first, again = (found[name] for found in twice)
         taken = isinstance(first, np.ndarray) and first.flags.writeable  # by a batch, as it is

@@ -36,7 +36,7 @@ from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.reader import plan_of_pass
 from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
-from twinfeed.loaders.reading.source import Reads, Source, read_only, reader_of
+from twinfeed.loaders.reading.source import FieldReader, Source, read_only, reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers.validate import a_type, counted
@@ -54,14 +54,16 @@ IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
 
 class Batcher(Closing):
-    """Follow a recipe: call the batcher with the request for a batch."""
+    """Follow a recipe: call the batcher with the request for a batch. With threads, it is of one
+    process.
+    """
 
     def __init__(
         self,
         recipe: Recipe,
         /,
         *,
-        reader: Reads | None = None,
+        reader: FieldReader | None = None,
         threads: int = 0,
         meter: Meter | None = None,
         empty: Allocate = aligned,

@@ -139,7 +139,7 @@ class Feed:
             name: check_table(name, joined(table, index) if isinstance(table, ByKey) else table)
             for name, table in checks.mapping("side", side).items()
         }
-        self._stored = StoredFields(index, names, check_missing(index, names, missing))
+        self._missing = check_missing(index, names, missing)
         self._declared_spec = None if spec is None else check_spec("spec", spec)
         self._declared_batch_spec = check_spec("batch_spec", batch_spec)
         self._is_complete = True
@@ -197,7 +197,7 @@ class Feed:
     @property
     def missing(self) -> Mapping[str, Any]:
         """The values of fields for the records that lack them."""
-        return MappingProxyType(self._stored.missing)
+        return MappingProxyType(self._missing)
 
     @property
     def side(self) -> Mapping[str, Any]:
@@ -222,9 +222,10 @@ class Feed:
     @property
     def _draft(self) -> Recipe:
         """The recipe of the feed before anything is tried: see `Recipe.draft`."""
-        names = ("index", "_stored", "decode", "transform", "_collate", "_side")
+        names = ("index", "decode", "transform", "_collate", "_side")
         arguments = {name.lstrip("_"): getattr(self, name) for name in names}
-        return Recipe.draft(self.sampler, **arguments)
+        stored = StoredFields(self.index, self.fields, self._missing)
+        return Recipe.draft(self.sampler, stored=stored, **arguments)
 
     def __repr__(self) -> str:
         functions = "".join(f", {name}={text}" for name, text in self._function_names.items())

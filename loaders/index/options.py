@@ -31,7 +31,7 @@ class ReadingOptions(TypedDict, total=False):
         join: whether to join the members of one key that are not consecutive in a tar. Without
             `join`, such members are an error.
         missing: what happens to records without a named field or label. "error" refuses them,
-            "skip" excludes and counts them, "empty" reads the field as b"" or as no numbers.
+            "skip" excludes and counts them, with "empty" a feed reads b"" or no numbers.
         background: the label of records without a label, and of records that a table of labels
             does not have.
         max_record_bytes: longer records are refused before they are read.

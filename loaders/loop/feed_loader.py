@@ -20,7 +20,7 @@ from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
-from twinfeed.loaders.reading.source import Reads, reader_of
+from twinfeed.loaders.reading.source import FieldReader, reader_of
 from twinfeed.loaders.support import system
 from twinfeed.samplers import validate
 
@@ -46,7 +46,7 @@ class FeedLoader(Loader[B]):
         if readahead is not None:
             readahead = validate.integer("readahead", readahead, minimum=0)
         self.readahead = readahead
-        self.reader: Reads = reader_of(feed.index)
+        self.reader: FieldReader = reader_of(feed.index)
         self.schedule = Schedule(feed.sampler)
 
     def __iter__(self) -> Iterator[B]:

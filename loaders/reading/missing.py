@@ -17,7 +17,7 @@ import numpy as np
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.source import Reads, Source
+from twinfeed.loaders.reading.source import FieldReader, Source
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import validate
 
@@ -51,9 +51,9 @@ class StoredFields:
     names: tuple[str, ...]
     missing: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self, reader: Reads, ids: Int64s, /) -> Mapping[str, Sequence[Any]]:
+    def read(self, reader: FieldReader, ids: Int64s, /) -> Mapping[str, Sequence[Any]]:
         """Return the values of records by field, in the order of `ids`."""
-        values = reader.read(ids, self.names)
+        values = reader.read_values(ids, self.names)
         if self._are_complete:
             return values
         return {name: self._filled(name, values[name], ids) for name in self.names}
@@ -161,7 +161,7 @@ def _missing_counts(index: Any) -> Mapping[str, int]:
     """Return, for each field, the number of records that are known to lack it."""
     if not isinstance(index, Index):  # a `DatasetSource` knows it
         return getattr(index, "num_missing", {})
-    # With missing="empty", the index gives an empty value for a field that a record lacks.
+    # With missing="empty", a feed reads an empty value of a field that a record lacks.
     is_empty = index.options.missing == "empty"
     return {name: 0 if is_empty else field.missing for name, field in index.fields.items()}
 

@@ -71,14 +71,14 @@ class Reader(Closing):
         self._plans.pop()
         self._files().close()
 
-    def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, Sequence[Any]]:
+    def read(self, ids: Ids, fields: Sequence[str] | None = None, /) -> dict[str, list[Any]]:
         """Return a dict from each of `fields` to a list with its value for each id.
 
         The values are in the order of `ids`. The value of a field is `bytes`; if it is a feature of
-        a `tf.train.Example` with several values, it is a list of bytes or an array, and equally
-        long arrays may be one array with a row for each id. If a record lacks the field, the value
-        is None. A column, an array of the index, may be read like a field: its value is the row of
-        the record. Repeated ids are read once, and small records next to each other by one call.
+        a `tf.train.Example` with several values, it is a list of bytes or an array. If a record
+        lacks the field, the value is None. A column, an array of the index, may be read like a
+        field: its value is the row of the record. Repeated ids are read once, and small records
+        next to each other by one call.
 
         Args:
             ids: record ids, int[n].
@@ -90,10 +90,12 @@ class Reader(Closing):
             StaleIndexError: a shard has changed.
             DataCorruptionError: bytes do not match their checksum.
         """
-        names = tuple(self.index.fields) if fields is None else fields
-        if type(names) is not tuple:  # that of a feed, which is checked
-            names = checks.names("fields", names)
-        ids = checks.as_ids(ids)
+        names = tuple(self.index.fields) if fields is None else checks.names("fields", fields)
+        values = self.read_values(checks.as_ids(ids), names)
+        return {name: list(values[name]) for name in names}
+
+    def read_values(self, ids: Int64s, names: Sequence[str], /) -> dict[str, Sequence[Any]]:
+        """Do what `read` does for ids and names that need no check; arrays stay together."""
         if self._columns.isdisjoint(names):
             return dict(zip(names, self._read_fields(ids, names), strict=True))
         stored = [name for name in names if name not in self._columns]

@@ -62,6 +62,16 @@ class Reads(Protocol):
         """Close open files. A later call of `read` opens them again."""
 
 
+class FieldReader(Protocol):
+    """A reader for feeds: a `Reader`, a `CheckedReader`, or the reader of a worker process."""
+
+    def read_values(self, ids: Int64s, names: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
+        """Return the values of each field for each id; None if a record lacks the field."""
+
+    def close(self) -> None:
+        """Close open files. A later call opens them again."""
+
+
 @runtime_checkable
 class OwnSource(Source, Protocol):
     """A user-defined source of records: a list, an array, a dataset of another library.
@@ -155,7 +165,7 @@ class CheckedReader:
         self._type = a_type(source)
         self._fresh = getattr(reader, "fresh", False)
 
-    def read(self, ids: Int64s, fields: Sequence[str], /) -> dict[str, Sequence[Any]]:
+    def read_values(self, ids: Int64s, fields: Sequence[str], /) -> dict[str, Sequence[Any]]:
         """Call the user's `read`, and check what it returns.
 
         Returns:
@@ -215,7 +225,7 @@ class CheckedReader:
         self._reader.close()
 
 
-def reader_of(source: Source, /) -> Reads:
+def reader_of(source: Source, /) -> FieldReader:
     """Return a reader of the records of a source.
 
     A source is an `Index`, or the user's own data, such as a dataset of PyTorch (`OwnSource`).

@@ -54,8 +54,6 @@ def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
 
 def as_ids(ids: Int64s | Iterable[int], name: str = "ids", /) -> Int64s:
     """Return the user's ids, an array or any iterable, as int64[n]."""
-    if type(ids) is np.ndarray and ids.dtype == np.int64 and ids.ndim == 1:
-        return ids
     if isinstance(ids, Iterable) and not isinstance(ids, np.ndarray):
         ids = list(ids)  # a set or an iterator too
     array = unmasked(name, ids)

@@ -14,7 +14,7 @@ from twinfeed.loaders.batches.recipe import Recipe
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.reading.prefetch.schedule import Request
-from twinfeed.loaders.reading.source import Reads
+from twinfeed.loaders.reading.source import FieldReader
 from twinfeed.loaders.support.array_types import Array
 
 
@@ -25,7 +25,7 @@ class Layout:
     and `flat_specs` those of the tensors of all fields, of which a ragged field has two.
     """
 
-    def __init__(self, feed: Feed, batch_size: int | None, reader: Reads) -> None:
+    def __init__(self, feed: Feed, batch_size: int | None, reader: FieldReader) -> None:
         self.batch_size, recipe = batch_size, recipe_of(feed)
         # A batch of no samples has the fields and dtypes of every batch.
         empty_batch = Batcher(recipe, reader=reader)(Request.plain(np.zeros(0, np.int64)))

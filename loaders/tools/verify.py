@@ -262,7 +262,7 @@ def _bad_records(
     index, fields = reader.index, tuple(reader.index.fields)
 
     def read(ids: range) -> list[BadRecord | None]:
-        values = reader.read(np.array(ids), fields)
+        values = reader.read_values(np.array(ids), fields)
         if decode is None:
             return [None] * len(ids)
         keys: Sequence[str | None] = index.keys(ids) if index.has_keys else [None] * len(ids)

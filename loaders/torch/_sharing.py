@@ -15,7 +15,7 @@ from twinfeed.loaders.batches.feed import Feed, recipe_of
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.reading.prefetch.schedule import Request
-from twinfeed.loaders.reading.source import Reads
+from twinfeed.loaders.reading.source import FieldReader
 from twinfeed.loaders.support.system import SHARED_MEMORY, file_limit, open_files, shared_memory
 from twinfeed.loaders.torch._copier import each_tensor
 
@@ -50,7 +50,7 @@ def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
         ) from None
 
 
-def check_descriptors(feed: Feed, reader: Reads, batches: int, /) -> None:
+def check_descriptors(feed: Feed, reader: FieldReader, batches: int, /) -> None:
     """Raise LoaderError if this process may not open a file descriptor for each shared tensor.
 
     Up to `batches` batches exist at once. torch could wait for ever.

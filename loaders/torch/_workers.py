@@ -97,7 +97,7 @@ class RequestValuesReader:
 
     latest: _RequestWithValues
 
-    def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
+    def read_values(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
         """Return the values of records by field that came with the request, or raise its error."""
         request, values = self.latest
         if isinstance(values, Exception):
@@ -165,7 +165,9 @@ class PassRequests:
         with opened_step:  # at its end, leaves the context
             if self.cancelled:  # nobody receives the error: the pass has ended
                 raise LoaderError("the pass was cancelled")
-            return self._meter.timed("reading", self._reader.read, records, self._feed.fields)
+            return self._meter.timed(
+                "reading", self._reader.read_values, records, self._feed.fields
+            )
 
     def __len__(self) -> int:
         return len(self._feed.sampler)
