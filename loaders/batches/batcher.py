@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import starmap
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -232,7 +232,7 @@ class Batcher(Closing):
                     f"{self.recipe.index.describe(record)}: {self.recipe.last_function} returned "
                     f"the fields {sorted(sample)}, but {sorted(fields)} for another record"
                 )
-        return {field: [sample[field] for sample in samples] for field in fields}
+        return {field: [*map(itemgetter(field), samples)] for field in fields}
 
     def _collate(self, request: Request, rows: Mapping[str, Rows], values: Values) -> Batch:
         """Return the batch of a request: arrays or lists, with a row for each sample."""

@@ -154,7 +154,7 @@ def _source_function(
     if draws_certain_records(sampler.traits):
         raise ValueError(
             f"a source only gives its next record, but {sampler!r} draws certain records, by "
-            f"blocks, views, reuse, padding, ranks, coverage or a part of the records: index them, "
+            f"blocks, views, reuse, padding, coverage, ranks, replaced() or a part: index them, "
             f"and take a loader such as TensorFlowLoader, or choose(sampler, source_datasets(feed))"
         )
     if source is None:

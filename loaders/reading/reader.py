@@ -143,7 +143,7 @@ class Reader(Closing):
             if is_missing is not None:
                 of_field = is_missing[number :: len(names)].tolist()
                 values = [None if of_field[n] else value for n, value in enumerate(values)]
-            out.append(values if inverse is None else [values[n] for n in inverse.tolist()])
+            out.append(values if inverse is None else [*map(values.__getitem__, inverse.tolist())])
         return out
 
     def _fetch(

@@ -192,7 +192,7 @@ class Schedule:
                 records, views = all_ids, np.zeros_like(all_ids)
                 if not ids_are_records:
                     records, views = sampler.records(all_ids), sampler.views(all_ids)
-                ends = np.cumsum([len(ids) for ids in batches]).tolist()
+                ends = np.cumsum([*map(len, batches)]).tolist()
                 for step, batch in enumerate(map(slice, [0, *ends], ends), first_step):
                     ids = all_ids[batch].copy()  # the user may write to the ids of a batch
                     sample_seeds = sampler.seeds(epoch, step) if seeds else None
