@@ -303,7 +303,7 @@ class BatchStream(Stream):
 
     def __repr__(self) -> str:
         rank = f"rank {self.rank} of {self.world_size} of " if self.sharded else ""
-        return rank + self._describe()
+        return rank + self._describe() + (" with replaced ids" if self._replacements else "")
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches of an epoch as lists of Python ints, like torch's own batch samplers.

@@ -418,7 +418,7 @@ def test_worker_error_that_cannot_be_pickled_is_raised(
 
     with TorchLoader(Feed(index, random()), num_workers=1) as loader:
         assert loader.feed.spec
-        monkeypatch.setattr(Reader, "read", stubborn)
+        monkeypatch.setattr(Reader, "read_values", stubborn)
         # Where tblib is imported, as by TensorFlow, every error comes back from a pickle.
         with pytest.raises((LoaderError, StubbornError), match=r"no such bucket$"):
             list(loader)

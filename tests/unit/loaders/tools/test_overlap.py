@@ -267,13 +267,13 @@ def test_large_records_are_read_a_few_at_a_time(
 ) -> None:
     """By their bytes: 256 records of 40 MB would be 10 GB."""
     a = packed(tmp_path / "a", [bytes(10)] * 20 + [bytes(50)] * 2 + [bytes(10)])
-    read, sizes = Reader.read, []
+    read, sizes = Reader.read_values, []
 
     def counting(reader: Reader, ids: Any, *arguments: Any, **options: Any) -> Any:
         sizes.append(int(a.table("x")[ids]["length"].sum()))
         return read(reader, ids, *arguments, **options)
 
-    monkeypatch.setattr(Reader, "read", counting)
+    monkeypatch.setattr(Reader, "read_values", counting)
     monkeypatch.setattr("twinfeed.loaders.tools.overlap._BATCH_BYTES", 40)
     assert len(overlap(a, field="x").records) == 21
     assert max(sizes) < 40 + 50
