@@ -301,9 +301,13 @@ class BatchStream(Stream):
         finally:  # also if the loop is left early
             cursor._end_iteration(own)
 
+    @property
+    def _title(self) -> str:
+        return self._describe() + (" with replaced ids" if self._replacements else "")
+
     def __repr__(self) -> str:
         rank = f"rank {self.rank} of {self.world_size} of " if self.sharded else ""
-        return rank + self._describe() + (" with replaced ids" if self._replacements else "")
+        return rank + self._title
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches of an epoch as lists of Python ints, like torch's own batch samplers.
@@ -341,7 +345,7 @@ class BatchStream(Stream):
         unsharded.rank, unsharded.world_size = 0, 1
         ranks = [unsharded.shard(rank, world) for rank in range(world)]
         batches = [rank.batches(self.epoch, 0, stop) for rank in ranks]
-        return batch_table(self._describe(), batches, self)
+        return batch_table(self._title, batches, self)
 
     @property
     def sampler(self) -> Self:
