@@ -64,8 +64,8 @@ def assign_classes(
     if int in first_of_kind:
         if None in first_records and default is None:
             raise ValueError(f"background={background!r} is a name, and labels are integers")
-        indices: dict[Any, Any] = {label: label for label in first_records} | {None: default}
-        return indices, class_names  # without a text of each, as there may be as many as records
+        # Without a text of each, as there may be as many as records.
+        return {label: default if label is None else label for label in first_records}, class_names
     texts = {label: str(background if label is None else label) for label in first_records}
     integers: dict[Any, Any] = {label: _as_integer(text) for label, text in texts.items()}
     names = [label for label, integer in integers.items() if integer is None]
