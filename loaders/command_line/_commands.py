@@ -123,13 +123,13 @@ def run_info(options: argparse.Namespace) -> None:
 def run_cat(options: argparse.Namespace) -> None:
     """Run `twinfeed cat`: print records, or write the bytes of one field."""
     index = open_index(options.index, root=options.root)
+    stored = StoredFields(index, (options.field,))
     with Reader(index) as reader:
         for record in chain.from_iterable(records_of(index, name) for name in _names(options)):
             if options.field is None:
                 lines = [f"  {name}: {_shown(value)}" for name, value in index[record].items()]
                 print_lines(index.describe(record), *lines)
             else:
-                stored = StoredFields(index, (options.field,))
                 (value,) = stored.read(reader, np.array([record]))[options.field]
                 data = value if isinstance(value, bytes) else f"{value}\n".encode()
                 sys.stdout.buffer.write(data)
