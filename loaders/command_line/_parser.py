@@ -40,10 +40,7 @@ from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.tools.backends import BACKENDS
 
-_INTERRUPTED: dict[Any, str] = {
-    _commands.run_pack: "; nothing was written",
-    _commands.run_index: "; nothing was written",
-}
+_WRITE_AT_END = (_commands.run_pack, _commands.run_index)
 
 _ADVISE_FEWER_JOBS = "lower --jobs if the memory ran out (see dmesg); --jobs 1 shows where it ends"
 
@@ -75,7 +72,8 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
             warnings.showwarning = show_warning
             return run(options) or 0
     except KeyboardInterrupt:
-        print_lines(f"twinfeed: interrupted{_INTERRUPTED.get(run, '')}", error=True)
+        text = "; nothing was written" if run in _WRITE_AT_END else ""
+        print_lines(f"twinfeed: interrupted{text}", error=True)
         return 130
     except BrokenPipeError:  # the program that reads the output has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
