@@ -8,6 +8,7 @@ state. The bytes contain no time, user or path.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -54,6 +55,7 @@ class ArrayFile:
     def __init__(self, path: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
         self._out = path.open("xb", buffering=_BUFFER)
         self.path = path
+        self.digest, self.is_mapped = hashlib.sha256(), False
         self.bytes = 0
         self.dtype, self.shape = np.dtype(dtype), tuple(shape)
         self._descr = np.lib.format.dtype_to_descr(self.dtype)
@@ -61,8 +63,9 @@ class ArrayFile:
         np.lib.format.write_array_header_1_0(self, header)
 
     def write(self, data: bytes | memoryview, /) -> None:
-        """Write bytes. numpy calls this for the header."""
+        """Write bytes, and add them to the digest. numpy calls this for the header."""
         self._out.write(data)
+        self.digest.update(data)
         self.bytes += len(data)
 
     def add(self, rows: Array, /) -> None:
@@ -73,6 +76,7 @@ class ArrayFile:
     def mapped(self) -> np.memmap[Any, Any]:
         """Return the array of a file with all its rows, to be changed in memory."""
         self._out.flush()
+        self.is_mapped = True
         return np.lib.format.open_memmap(self.path, mode="r+")
 
     def close(self) -> None:
@@ -85,7 +89,8 @@ class ArrayFile:
         os.fsync(self._out.fileno())
         self.close()
         description = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
-        return description | {"sha256": file_digest(self.path)}
+        sha256 = file_digest(self.path) if self.is_mapped else self.digest.hexdigest()
+        return description | {"sha256": sha256}
 
 
 class IndexWriter:
