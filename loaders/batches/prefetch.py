@@ -6,8 +6,8 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from twinfeed.loaders.support.closing import Closing
@@ -16,6 +16,11 @@ T = TypeVar("T")
 
 # Seconds between two calls of `while_waiting` or `while_closing`.
 _POLL = 0.1
+
+# To wake a thread takes as long as to make a small batch. So a consumer that waits is not woken for
+# an item that was made in less than `_QUICK` seconds, but for two. It looks by itself after
+# `_PATIENCE` seconds, as the next item may take longer.
+_QUICK, _PATIENCE = 0.001, 0.002
 
 # Seconds for which `close` waits for a thread that still makes its last item.
 _CLOSE_TIMEOUT = 5.0
@@ -55,9 +60,9 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
         self._while_waiting = while_waiting
-        # Two SimpleQueues, implemented in C: a bounded Queue takes longer than a small batch.
-        # `_permits` has an entry for each item that the thread may still put into `_ready`.
-        self._ready: _Ready = queue.SimpleQueue()
+        self._ready = _Ready()
+        # It has an entry for each item that the thread may still put into `_ready`. It is
+        # implemented in C: a bounded Queue takes longer than a small batch.
         self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(depth):
             self._permits.put(None)
@@ -69,27 +74,36 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         self._thread.start()
 
     def __next__(self) -> T:
+        timeout = _PATIENCE
         while self._finalize.alive:
-            with suppress(queue.Empty):
-                item, error = self._ready.get(timeout=_POLL)
-                if error is None:
-                    self._permits.put(None)
-                    return item  # type: ignore[no-any-return]
-                self.close()
-                try:
-                    raise error
-                finally:
-                    del error  # which refers to this frame: a reference cycle
+            if not self._ready.items:
+                if not self._ready.woken.acquire(timeout=timeout):
+                    if timeout == _POLL:
+                        self._wait()
+                    timeout = _POLL
+                continue
+            item, error = self._ready.items.popleft()
+            if error is None:
+                self._permits.put(None)
+                return item  # type: ignore[no-any-return]
+            self.close()
             try:
-                self._while_waiting()
-            except BaseException:
-                if detached := self._finalize.detach():  # the thread was not stopped yet
-                    # A thread that runs C++ at interpreter exit would abort the process. So stop
-                    # it now: detached[2] has the finalizer's arguments for `_stop_thread`.
-                    thread, stop, while_closing = detached[2]
-                    _stop_thread(thread, stop, while_closing, timeout=_BROKEN_TIMEOUT)
-                raise
+                raise error
+            finally:
+                del error  # which refers to this frame: a reference cycle
         raise StopIteration
+
+    def _wait(self) -> None:
+        """Call `while_waiting`; stop the thread if that raises an error."""
+        try:
+            self._while_waiting()
+        except BaseException:
+            if detached := self._finalize.detach():  # the thread was not stopped yet
+                # A thread that runs C++ at interpreter exit would abort the process. So stop it
+                # now: detached[2] has the finalizer's arguments for `_stop_thread`.
+                thread, stop, while_closing = detached[2]
+                _stop_thread(thread, stop, while_closing, timeout=_BROKEN_TIMEOUT)
+            raise
 
     @property
     def busy(self) -> bool:
@@ -101,7 +115,26 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         self._finalize()
 
 
-_Ready = queue.SimpleQueue[tuple[Any, BaseException | None]]
+class _Ready:
+    """The items (item, None) that are ready, in order, and at the end (None, error).
+
+    `woken` is a lock that the consumer acquires to wait, and the thread releases to wake it.
+    """
+
+    def __init__(self) -> None:
+        self.items: deque[tuple[Any, BaseException | None]] = deque()
+        self.woken = threading.Lock()
+        self.woken.acquire()
+        self._last_put = time.monotonic()
+
+    def put(self, item: Any, error: BaseException | None = None) -> None:
+        """Add an item or the last error, and wake the consumer unless another item comes soon."""
+        self.items.append((item, error))
+        now = time.monotonic()
+        is_quick = error is None and len(self.items) == 1 and now - self._last_put < _QUICK
+        self._last_put = now
+        if not is_quick and self.woken.locked():  # only this thread releases it
+            self.woken.release()
 
 
 class _Stop(NamedTuple):
@@ -112,18 +145,18 @@ class _Stop(NamedTuple):
 
 
 def _produce(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
-    """Put each item of `source` as (item, None) into the queue `ready`, after taking a permit of
-    the consumer, and at the end (None, error). This is the function of the background thread.
+    """Put each item of `source` into `ready`, after taking a permit of the consumer, and at the end
+    an error. This is the function of the background thread.
     """
     try:
         for item in source:
             stop.permits.get()  # waits until the consumer has taken an earlier item
             if stop.event.is_set():
                 return
-            ready.put((item, None))
-        ready.put((None, StopIteration()))
+            ready.put(item)
+        ready.put(None, StopIteration())
     except BaseException as error:
-        ready.put((None, error))
+        ready.put(None, error)
     finally:
         if hasattr(source, "close"):  # as a generator has
             source.close()

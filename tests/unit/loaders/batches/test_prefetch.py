@@ -34,6 +34,22 @@ def test_prefetcher_runs_at_most_depth_plus_one_ahead() -> None:
         assert len(drawn) <= 4
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_item_does_not_wait_for_a_slow_next_one(depth: int) -> None:
+    received = threading.Event()
+
+    def source() -> Iterator[int]:
+        for number in range(20):
+            yield number
+            assert received.wait(10)
+            received.clear()
+
+    numbers = Prefetcher(source(), depth=depth)
+    for expected in range(20):
+        assert next(numbers) == expected
+        received.set()
+
+
 def test_exception_follows_earlier_items_with_its_traceback() -> None:
     def source() -> Iterator[int]:
         yield 1
