@@ -84,7 +84,7 @@ class Batcher(Closing):
         recipe = self.recipe
         try:
             step = _NO_STEP
-            if self._read_plan is not None:
+            if self._read_plan is not None and self._read_plan.active:
                 global_step = request.epoch * recipe.steps_per_epoch + request.step
                 step = self.meter.timed("reading", self._read_plan.step, global_step)
             with step:
@@ -368,7 +368,7 @@ def _rows_of(table: Any, indices: Int64s) -> Rows:
     """Return rows of a column or side table as strings, or as an array in the byte order of the
     machine, which torch needs.
     """
-    if isinstance(table, StringColumn):
+    if type(table) is StringColumn:
         return list(map(table.__getitem__, indices.tolist()))
     array = np.asarray(table[indices])  # a side table may be another library's array
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -182,6 +182,11 @@ class ReadPlan:
         self._start_pass(start, epochs=1 if self._sampler.evaluation else 2)
         return True
 
+    @property
+    def active(self) -> bool:
+        """Whether a batch must be read in a `step`: something is prefetched, or kept."""
+        return self.enabled or self._is_remote
+
     def step(self, step: int, /) -> AbstractContextManager[None]:
         """Request the ranges of coming batches; return the context in which a step's are read.
 
