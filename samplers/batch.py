@@ -13,7 +13,7 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.batch_stream import BatchStream
 from twinfeed.samplers.distinct_groups import group_numbers, with_distinct_groups
 from twinfeed.samplers.drawing.int_arrays import ranges
-from twinfeed.samplers.orders import Sampler, check_sampler, checked_draw
+from twinfeed.samplers.orders import Sampler, checked_draw, require_sampler
 from twinfeed.samplers.types import Bools, Int64s, Integers
 
 
@@ -86,7 +86,7 @@ class BatchSampler(BatchStream):
     ) -> None:
         batch_size = validate.integer("batch_size", batch_size, minimum=1)
         self._last_batch = validate.choice("last_batch", last_batch, ("smaller", "pad", "drop"))
-        order = check_sampler(sampler, name="sampler")
+        order = require_sampler(sampler, name="sampler")
         if order.traits.needs_steps and self.evaluation:
             raise ValueError(f"an evaluation must not change at training steps, got {order!r}")
         if order.traits.max_cached is not None and last_batch == "drop":

@@ -15,7 +15,7 @@ from twinfeed.samplers.batch_table import batch_table
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.processes import check_not_batched, num_processes, warn_unsharded
 from twinfeed.samplers.state import flattened, json_value
-from twinfeed.samplers.stream import Pass, Stream, growing_ranges, steps_per_draw
+from twinfeed.samplers.stream import Stream, StreamPass, growing_ranges, steps_per_draw
 from twinfeed.samplers.traits import check_record_ids
 from twinfeed.samplers.types import Int64s, UInt64s
 
@@ -288,7 +288,7 @@ class BatchStream(Stream):
         batches as the one before, up to a limit, which is faster.
         """
         warn_unsharded(self)
-        cursor, own = self._cursor, Pass()
+        cursor, own = self._cursor, StreamPass()
         cursor._start_iteration(own)
         most = steps_per_draw(self._largest_batch)
         try:

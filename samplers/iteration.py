@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.samplers.stream import MAX_IDS, Pass, Stream
+from twinfeed.samplers.stream import MAX_IDS, Stream, StreamPass
 from twinfeed.samplers.types import Int64s
 
 
-class IdPass(Pass, Iterator[int]):
+class IdPass(StreamPass, Iterator[int]):
     """An iteration over one epoch's ids of a sampler, as Python ints, with a state.
 
     Args: sampler: the sampler, whose position this moves. positions_from: returns the positions of

@@ -18,7 +18,7 @@ from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import distinct_pairs, new_entries_first
 from twinfeed.samplers.drawing.interleave_schedule import InterleaveSchedule
 from twinfeed.samplers.drawing.random_words import derive, root_key
-from twinfeed.samplers.orders import Sampler, check_sampler, checked_draw
+from twinfeed.samplers.orders import Sampler, checked_draw, require_sampler
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Bools, Int64s
@@ -304,7 +304,7 @@ class MixtureSampler(Sampler):
 def _check_mixable(sampler: Sampler) -> Sampler:
     """Return a sampler if it can be mixed with others; otherwise raise ValueError."""
     problem = ""
-    if not len(check_sampler(sampler, name="each of orders")):
+    if not len(require_sampler(sampler, name="each of orders")):
         problem = "be empty"
     elif sampler.traits.max_cached is not None:
         problem = "reuse records, since samples of other samplers would come between the uses"

@@ -285,7 +285,7 @@ class InnerSampler(Sampler):
     def _set_inner_sampler(self, inner_sampler: Sampler, size: int, expected: str) -> None:
         """Set the sampler whose ids are mapped; ValueError unless they are of `size` records."""
         # Several ids may be of the same record, and cannot be mapped as records.
-        if check_sampler(inner_sampler).traits.num_ids is not None:
+        if require_sampler(inner_sampler).traits.num_ids is not None:
             raise ValueError(
                 f"order must give record ids, got {inner_sampler!r}: take views after the subset, "
                 f"as ViewSampler(SubsetSampler(…), …), and reuse without either"
@@ -304,7 +304,7 @@ class InnerSampler(Sampler):
         return sampler
 
 
-def check_sampler(sampler: Sampler, *, name: str = "order") -> Sampler:
+def require_sampler(sampler: Sampler, *, name: str = "order") -> Sampler:
     """Return a user's sampler, argument `name`; TypeError if it is none, sharded or without
     parameters.
     """

@@ -63,7 +63,7 @@ def replaced(
     >>> list(batches), list(batches)
     ([[4, 0, 2], [1, 3]], [[0, 3, 1], [2, 0]])
     """
-    _check_sampler(sampler)
+    _check_replaceable(sampler)
     stream = copy.copy(sampler)
     replacements = stream._replacements = Replacements(sampler, schedule)
     traits = replace(sampler.traits, repeats=True, needs_records=True)
@@ -72,7 +72,7 @@ def replaced(
     return stream
 
 
-def _check_sampler(sampler: Any) -> None:
+def _check_replaceable(sampler: Any) -> None:
     """Raise an error for a sampler whose ids must not be replaced."""
     if not isinstance(sampler, BatchStream):
         raise TypeError(

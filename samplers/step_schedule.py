@@ -60,7 +60,7 @@ class StepSchedule(Generic[T]):
         """Return the index i of the value at a training step: of `starts[i]` and `values[i]`."""
         return bisect_right(self.starts, step) - 1
 
-    def split(self, steps: Int64s) -> Iterator[tuple[int, Bools | slice]]:
+    def masks(self, steps: Int64s) -> Iterator[tuple[int, Bools | slice]]:
         """Yield (i, mask) for each value that some steps have: `steps[mask]` have value i."""
         if len(self.starts) == 1:
             yield 0, slice(None)

@@ -181,7 +181,7 @@ class Stream(Samples, ABC):
         self._cursor.load_state_dict(state)
 
 
-class Pass:
+class StreamPass:
     """One iteration over a stream without a loader: an epoch, or the rest of a loaded epoch."""
 
     #: The epoch that it reads.
@@ -227,11 +227,11 @@ class Cursor:
         # The position that load_state_dict has set; None once a batch has been received after it.
         self._loaded: tuple[int, int] | None = None
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
-        self._resumed_epoch = -1  # the epoch of the latest `Pass` after a state, until `set_epoch`
+        self._resumed_epoch = -1  # the epoch of the latest pass after a state, until `set_epoch`
         # The epoch of the last pass, and how many passes in a row have started at this epoch.
         self._passes_of_epoch = _NO_PASSES
         # The latest iteration without a loader, until it ends: this position is the one it has.
-        self._latest_pass: Pass | None = None
+        self._latest_pass: StreamPass | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the running pass."""
@@ -254,7 +254,7 @@ class Cursor:
         self._resuming = False
         return self.epoch, self.step
 
-    def _start_iteration(self, iteration: Pass) -> None:
+    def _start_iteration(self, iteration: StreamPass) -> None:
         """Start a pass without a loader, which has the position from now on: see `_sync`."""
         iteration.epoch, iteration.step = self.start_pass(from_start=True)
         self.count_pass(self.epoch, "use a loader of twinfeed.loaders")
@@ -275,7 +275,7 @@ class Cursor:
             if step == self._num_steps:
                 self._latest_pass = None
 
-    def _end_iteration(self, iteration: Pass) -> None:
+    def _end_iteration(self, iteration: StreamPass) -> None:
         """End a pass without a loader, complete or not, unless a later one has the position."""
         self._sync()
         if self._latest_pass is iteration:

@@ -143,7 +143,7 @@ class WeightedSampler(Sampler):
         # steps.
         random = random_words(derive(self._key, epoch), positions)
         records = np.empty_like(positions)
-        for i, mask in self._weights.split(self._steps_at(epoch, positions)):
+        for i, mask in self._weights.masks(self._steps_at(epoch, positions)):
             sums = self._sums[i]
             records[mask], _ = sums.locate(uniform_below(random[mask], sums.total))
         return records

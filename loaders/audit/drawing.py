@@ -31,7 +31,7 @@ class TimeOverError(StoppedError):
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
+class DrawnPass:
     """The ids of a pass, and the number of ids of each item. `ended` is False if it was cut,
     `length` is what `len` said, and `seconds` are those to the first item and those of all others.
     """
@@ -55,7 +55,7 @@ class Pass:
         """Return the ids after the first items."""
         return self.ids[int(self.sizes[:items].sum()) :]
 
-    def window(self, first: int, stop: int) -> Pass:
+    def window(self, first: int, stop: int) -> DrawnPass:
         """Return the items that start at the ids from `first` to `stop`, as a pass."""
         starts = np.cumsum(self.sizes) - self.sizes
         inside = (starts >= first) & (starts < stop)
@@ -75,7 +75,7 @@ class Stream:
     the first pass.
     """
 
-    passes: list[Pass]
+    passes: list[DrawnPass]
     methods: set[str]
     states: tuple[dict[str, bytes], dict[str, bytes]]
     seconds: float  # to build it
@@ -157,7 +157,7 @@ class Maker:
 
         A generator is built anew for each pass. An endless pass is the only one.
         """
-        passes, states, sampler = list[Pass](), list[dict[str, bytes]](), None
+        passes, states, sampler = list[DrawnPass](), list[dict[str, bytes]](), None
         with self.running("make", rank, world_size, salt=salt):
             states.append(random_states())
             for epoch in epochs:
@@ -181,7 +181,7 @@ class Maker:
 
     def read(
         self, items: Iterable[Any], length: int | str | None = None, started: float = 0.0
-    ) -> Pass:
+    ) -> DrawnPass:
         """Draw a pass up to its end, or to as many ids as are wanted and twice its `length`."""
         iterator = iter(items)
         self._items = [*islice(iterator, 1)]
@@ -194,7 +194,7 @@ class Maker:
         self._items = []  # a process may get this object
         if not ended and not len(ids):
             raise StoppedError(f"{most:,} empty batches came in a row")
-        return Pass(ids, sizes, batched, ended, length, seconds)
+        return DrawnPass(ids, sizes, batched, ended, length, seconds)
 
     def _arrays(self) -> tuple[Int64s, Int64s, bool]:
         """Return the ids of the items, the number of ids of each, and whether they are batches."""

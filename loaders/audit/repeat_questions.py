@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from twinfeed.loaders.audit.drawing import Pass
+from twinfeed.loaders.audit.drawing import DrawnPass
 from twinfeed.loaders.audit.stream_questions import Answers, fault_if
 from twinfeed.loaders.audit.worlds import World
 
@@ -37,11 +37,11 @@ def ask_random(world: World) -> Answers:
         yield " ", "global random states are not used"
 
 
-def _are_equal(passes: list[Pass]) -> bool:
+def _are_equal(passes: list[DrawnPass]) -> bool:
     return len({drawn.key for drawn in passes}) == 1
 
 
-def _equal_epochs(passes: list[Pass]) -> list[int]:
+def _equal_epochs(passes: list[DrawnPass]) -> list[int]:
     """Return the epochs that are equal to the next one."""
     return [epoch for epoch, pair in enumerate(pairwise(passes)) if _are_equal([*pair])]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.audit.drawing import Pass, StoppedError, method_of
+from twinfeed.loaders.audit.drawing import DrawnPass, StoppedError, method_of
 from twinfeed.loaders.audit.stream_questions import Answers
 from twinfeed.loaders.audit.worlds import World
 from twinfeed.samplers.types import Int64s
@@ -28,7 +28,7 @@ class Trial(NamedTuple):
     rank: int
     epoch: int
     stops: tuple[int, ...]
-    known: list[Pass]
+    known: list[DrawnPass]
     expected: dict[int, Int64s]
 
 

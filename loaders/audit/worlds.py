@@ -11,7 +11,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from twinfeed.loaders.audit.declared import Declared
-from twinfeed.loaders.audit.drawing import Maker, Pass, StoppedError, Stream
+from twinfeed.loaders.audit.drawing import DrawnPass, Maker, StoppedError, Stream
 from twinfeed.loaders.audit.processes import draw_by_processes
 
 _MOST_EPOCHS = 24  # that are drawn, before it cannot be chance that all are equal
@@ -51,7 +51,7 @@ class World:
         most = min(_MOST_EPOCHS, _MOST_IDS // max(1, n))
         self.more_epochs = range(max(self.declared.epochs, 3, most))  # equal ones are no chance
 
-    def _divided(self, rank: int, passes: list[Pass]) -> list[Pass]:
+    def _divided(self, rank: int, passes: list[DrawnPass]) -> list[DrawnPass]:
         """Divide a pass into epochs: id i of a rank is number i * size + rank of all."""
         starts = np.arange(self.declared.epochs + 1) * self.num_records
         ids = np.maximum(0, -(-(starts - rank) // self.size)).tolist()
@@ -61,7 +61,7 @@ class World:
         """Return whether one of these was declared."""
         return self.declared.expect in names
 
-    def draw(self, epochs: range, rank: int = 0, **arguments: int) -> list[Pass]:
+    def draw(self, epochs: range, rank: int = 0, **arguments: int) -> list[DrawnPass]:
         """Draw epochs again, from a new sampler."""
         return self.maker.draw(epochs, rank, self.size, **arguments).passes
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.storage.open_store import split, store_of
+from twinfeed.loaders.storage.open_store import store_and_name, store_of
 from twinfeed.loaders.storage.retries import RefusedError
 from twinfeed.loaders.storage.url import Location, is_url
 from twinfeed.loaders.support.regular import refuse_command
@@ -118,7 +118,7 @@ def _exists(name: str) -> bool:
     location = Location.of(name)
     if name.endswith("/") or not re.search(r"[*?[{]", location.key):  # expands to itself
         return False
-    store, path = split(location)
+    store, path = store_and_name(location)
     with suppress(RefusedError):  # a store may refuse a name that is not there
         return store.exists(path)
     return False

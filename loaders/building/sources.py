@@ -23,7 +23,7 @@ from twinfeed.loaders.formats.sniff import (
 from twinfeed.loaders.index.manifest import MANIFEST
 from twinfeed.loaders.index.paths import join, relative_to
 from twinfeed.loaders.storage.download import download
-from twinfeed.loaders.storage.open_store import split, store_of
+from twinfeed.loaders.storage.open_store import store_and_name, store_of
 from twinfeed.loaders.storage.url import Location, Root, is_url, parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_shard
@@ -125,7 +125,7 @@ def local_copy(path: Root) -> Iterator[tuple[str, str | None]]:
         return
     with temporary_folder() as folder:
         copy = folder / "shard"
-        info = download(*split(path), copy, LIMITS.download_bytes)
+        info = download(*store_and_name(path), copy, LIMITS.download_bytes)
         yield str(copy), info.tag
 
 
@@ -214,7 +214,7 @@ def _common_folder(urls: Sequence[str]) -> Location:
     """Return the deepest folder that contains all `urls`, none of which is a server or a bucket."""
     files = [Location.of(url) for url in urls]
     shortest = min(files, key=lambda file: len(file.key))
-    split(shortest)  # called only for its error: if the shortest path names a file, all do
+    store_and_name(shortest)  # called only for its error: if the shortest path names a file, all do
     folder = posixpath.commonpath([file.parent.key for file in files])
     return replace(files[0], key=folder)
 
@@ -232,7 +232,7 @@ def _container_of(root: Root, shard: str) -> Container:
 def read_head(path: Root, /) -> bytes:
     """Return the first bytes of a shard, enough to recognize its format."""
     if isinstance(path, Location):
-        store, name = split(path)
+        store, name = store_and_name(path)
         return bytes(store.read(name, 0, SNIFF_BYTES).data)
     with open_shard(path) as file:
         return file.read(SNIFF_BYTES)

@@ -24,7 +24,7 @@ def store_of(root: Location, /) -> Store:
     return store
 
 
-def split(location: Location, /) -> tuple[Store, str]:
+def store_and_name(location: Location, /) -> tuple[Store, str]:
     """Return the store of the folder that contains a file, and the name of the file.
 
     Raises:

@@ -169,7 +169,7 @@ class TorchLoader(ThreadedLoader[B]):
             **self._worker_options,
         )
 
-    def _start_pass(self, epoch: int, start: int) -> _Pass:
+    def _start_pass(self, epoch: int, start: int) -> _DevicePass:
         """Start to make the batches of an epoch, from step `start` on, and to copy them."""
         if get_worker_info() is not None:  # each worker has a copy of the loader
             raise RuntimeError(
@@ -180,7 +180,7 @@ class TorchLoader(ThreadedLoader[B]):
         if not self.num_workers:  # stages 1 and 2 on the threads of `_batches`
             prepared = lambda batch: copier.prepare(as_unjoined_tensors(batch))  # noqa: E731
             batches = self._batches(epoch, start, prepared, empty=copier.empty)
-            return _Pass(self, copier, self._prefetched(_send_each(batches, copier)))
+            return _DevicePass(self, copier, self._prefetched(_send_each(batches, copier)))
         workers = WorkerBatches(self._workers, self.meter, epoch, start)
         sent = Prefetcher(
             (copier.send(copier.prepare(batch)) for batch in workers),
@@ -190,7 +190,7 @@ class TorchLoader(ThreadedLoader[B]):
             while_waiting=workers.check,
             while_closing=workers.end_all_if_one_died,
         )
-        return _Pass(self, copier, sent, workers)
+        return _DevicePass(self, copier, sent, workers)
 
     @property
     def sampler(self) -> TorchLoader[B] | SequentialSampler:
@@ -297,7 +297,7 @@ class _EvaluationSampler(SequentialSampler):
         self.set_epoch = loader.set_epoch
 
 
-class _Pass(Iterator[Batch]):
+class _DevicePass(Iterator[Batch]):
     """Iterate over the batches on the device: `sent` has those whose copies have started."""
 
     def __init__(

@@ -79,7 +79,7 @@ class BatchShape:
 
     def split_by_phase(self, steps: Int64s) -> list[tuple[Phase, Int64s]]:
         """Return pairs (phase, its steps) for consecutive global steps, at least one."""
-        return [(self.phases[i], steps[mask]) for i, mask in self._by_step.split(steps)]
+        return [(self.phases[i], steps[mask]) for i, mask in self._by_step.masks(steps)]
 
 
 def _k_range(k: Sequence[SupportsIndex]) -> tuple[int, int]:

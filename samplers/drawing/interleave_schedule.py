@@ -34,7 +34,7 @@ class InterleaveSchedule:
     def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the stream of the element at each position, and the element's index in it."""
         stream, index = np.empty_like(positions), np.empty_like(positions)
-        for part, mask in self.weights.split(positions):
+        for part, mask in self.weights.masks(positions):
             position_in_part = positions[mask] - self.weights.starts[part]
             stream[mask], index_in_part = self._interleave_of(part).elements_at(position_in_part)
             # Add the elements of the stream before the part.
