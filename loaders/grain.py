@@ -11,6 +11,7 @@ from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
+from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.extras import requires_extra
@@ -110,6 +111,7 @@ class _CheckedIterDataset(grain.IterDataset[Any]):
         self._feed = feed
 
     def __iter__(self) -> grain.DatasetIterator[Any]:
+        Run.check_may_start()
         return _CheckedIterator(iter(self._parent), self._feed)
 
 

@@ -122,6 +122,8 @@ STARTS = {
     "for batch in DataLoader(RecordDataset(feed), **parts): Path('trained').touch()",
     "webdataset": "from twinfeed import samples\n"
     "for batch in samples(feed): Path('trained').touch()",
+    "Grain": "from twinfeed.loaders.grain import as_map_dataset\n"
+    "for batch in as_map_dataset(feed, epochs=1): Path('trained').touch()",
     "tensorflow": "from twinfeed import TensorFlowLoader\n"
     "for batch in TensorFlowLoader(feed): Path('trained').touch()",
     "a tf.data.Dataset": "from twinfeed import TensorFlowLoader\n"
