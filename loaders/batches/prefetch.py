@@ -60,7 +60,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
         self._while_waiting = while_waiting
-        self._ready = _Ready()
+        self._ready = _Ready(depth)
         # It has an entry for each item that the thread may still put into `_ready`. It is
         # implemented in C: a bounded Queue takes longer than a small batch.
         self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -121,19 +121,19 @@ class _Ready:
     `woken` is a lock that the consumer acquires to wait, and the thread releases to wake it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int) -> None:
         self.items: deque[tuple[Any, BaseException | None]] = deque()
         self.woken = threading.Lock()
         self.woken.acquire()
-        self._last_put = time.monotonic()
+        self._enough, self._last_put = min(depth, 2), time.monotonic()
 
     def put(self, item: Any, error: BaseException | None = None) -> None:
         """Add an item or the last error, and wake the consumer unless another item comes soon."""
         self.items.append((item, error))
         now = time.monotonic()
-        is_quick = error is None and len(self.items) == 1 and now - self._last_put < _QUICK
-        self._last_put = now
-        if not is_quick and self.woken.locked():  # only this thread releases it
+        is_quick, self._last_put = now - self._last_put < _QUICK, now
+        another_comes_soon = is_quick and error is None and len(self.items) < self._enough
+        if not another_comes_soon and self.woken.locked():  # only this thread releases it
             self.woken.release()
 
 

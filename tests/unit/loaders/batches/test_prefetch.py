@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from support.threads import started_threads
 
-from twinfeed.loaders.batches.prefetch import Prefetcher
+from twinfeed.loaders.batches import prefetch
+from twinfeed.loaders.batches.prefetch import Prefetcher, _Ready
 
 
 @pytest.mark.parametrize("depth", [1, 2, 100])
@@ -48,6 +49,23 @@ def test_item_does_not_wait_for_a_slow_next_one(depth: int) -> None:
     for expected in range(20):
         assert next(numbers) == expected
         received.set()
+
+
+@pytest.mark.parametrize(("depth", "wakes"), [(1, [True, True]), (2, [False, True])])
+def test_two_quick_items_wake_the_consumer_unless_there_is_room_for_one(
+    monkeypatch: pytest.MonkeyPatch, depth: int, wakes: list[bool]
+) -> None:
+    monkeypatch.setattr(prefetch, "_QUICK", 60)
+    ready = _Ready(depth)
+    for item, wakes_now in enumerate(wakes):
+        ready.put(item)
+        assert ready.woken.acquire(blocking=False) == wakes_now
+
+
+def test_an_error_wakes_the_consumer_at_once() -> None:
+    ready = _Ready(2)
+    ready.put(None, StopIteration())
+    assert ready.woken.acquire(blocking=False)
 
 
 def test_exception_follows_earlier_items_with_its_traceback() -> None:
