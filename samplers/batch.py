@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.batch_stream import BatchStream
-from twinfeed.samplers.distinct_groups import group_numbers, with_distinct_groups
+from twinfeed.samplers.distinct_groups import group_numbers, may_replace, with_distinct_groups
 from twinfeed.samplers.drawing.int_arrays import ranges
 from twinfeed.samplers.orders import Sampler, checked_draw, require_sampler
 from twinfeed.samplers.types import Bools, Int64s, Integers
@@ -148,11 +148,10 @@ class BatchSampler(BatchStream):
 
     def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
         """Return whether each good id may replace the bad one: for `apart`, if its group may."""
+        is_alike = self._inner_sampler._are_alike(bad, good)
         if self._groups is None:
-            return super()._are_alike(bad, good)
-        group, good_group = (np.asarray(self._groups)[self.records(ids)] for ids in (bad, good))
-        is_alike: Bools = (good_group == group) | (good_group < 0)
-        return is_alike
+            return is_alike
+        return is_alike & may_replace(self._groups, self.records(bad), self.records(good))
 
     @property
     def group_sampler(self) -> BatchSampler | None:

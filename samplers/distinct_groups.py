@@ -333,6 +333,13 @@ def _skip(gaps: Int64s, numbers: Int64s) -> Int64s:
     return numbers + np.searchsorted(gaps, numbers, side="right")
 
 
+def may_replace(groups: Integers, bad: Int64s, good: Int64s) -> Bools:
+    """Return whether each good record may replace the bad one: it is of its group, or of none."""
+    group, good_group = np.asarray(groups)[bad], np.asarray(groups)[good]
+    is_allowed: Bools = (good_group == group) | (good_group < 0)
+    return is_allowed
+
+
 def by_group(order: ClassOrder, groups: Integers) -> tuple[ClassOrder, ClassOrder]:
     """Return the groups of each class, in the place of its records, and the records of each of
     them. A record without a group is a group by itself.

@@ -147,6 +147,14 @@ class MixtureSampler(Sampler):
             out[mask] = self._samplers[number]._are_drawn(own_ids)
         return out
 
+    def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
+        """Return whether each good id is of the bad one's sampler, and may replace it there."""
+        out = np.equal(self.group_of(bad), self.group_of(good))
+        for number in np.unique(self.group_of(bad)[out]).tolist():
+            mask, first = out & (self.group_of(bad) == number), self._id_bounds[number]
+            out[mask] = self._samplers[number]._are_alike(bad[mask] - first, good[mask] - first)
+        return out
+
     def records(self, ids: Int64s) -> Int64s:
         """Return the record of each sample id; records are numbered sampler by sampler."""
         out = np.empty(np.shape(ids), np.int64)

@@ -19,7 +19,7 @@ from twinfeed.samplers.processes import warn_unsharded
 from twinfeed.samplers.state import json_value
 from twinfeed.samplers.stream import Stream
 from twinfeed.samplers.traits import check_independent_of_steps, check_record_ids
-from twinfeed.samplers.types import Int64s
+from twinfeed.samplers.types import Bools, Int64s
 
 
 class Sampler(Stream):
@@ -293,6 +293,17 @@ class InnerSampler(Sampler):
         if inner_sampler.num_records != size:
             raise ValueError(f"order must be a sampler of {expected}, got {inner_sampler!r}")
         self._inner_sampler = inner_sampler
+
+    def _inner_ids(self, ids: Int64s) -> Int64s:
+        """Return the id of the inner sampler for each sample id, or -1."""
+        return ids
+
+    def _are_drawn(self, ids: Int64s) -> Bools:
+        inner_ids = self._inner_ids(ids)
+        return (inner_ids >= 0) & self._inner_sampler._are_drawn(np.maximum(inner_ids, 0))
+
+    def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
+        return self._inner_sampler._are_alike(self._inner_ids(bad), self._inner_ids(good))
 
     def __len__(self) -> int:
         return len(self._inner_sampler)

@@ -14,7 +14,7 @@ from twinfeed.samplers._coverage import CoverageBatches
 from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers.batch_stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
-from twinfeed.samplers.distinct_groups import by_group, group_numbers
+from twinfeed.samplers.distinct_groups import by_group, group_numbers, may_replace
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep
 from twinfeed.samplers.label_arrays import labels_of
 from twinfeed.samplers.label_lists import class_order_of_lists, label_lists
@@ -328,14 +328,28 @@ class PKBatchSampler(BatchStream):
             or self.world_size > 1,  # each rank draws other records of a class
         )
 
+    def _classes_of(self, ids: Int64s) -> list[set[int]]:
+        """Return the classes, of those that batches are drawn from, of each record."""
+        class_index, members = self._classes.class_record_pairs()
+        if self._members is not None:  # the members of a class are groups of records
+            class_of_group = np.full(len(self._members), -1)
+            class_of_group[members] = class_index
+            group, members = self._members.class_record_pairs()
+            class_index = class_of_group[group]
+        classes: dict[int, set[int]] = {record: set() for record in ids.tolist()}
+        for at in np.flatnonzero(np.isin(members, ids) & (class_index >= 0)):
+            classes[int(members[at])].add(int(class_index[at]))
+        return [classes[record] for record in ids.tolist()]
+
+    def _are_drawn(self, ids: Int64s) -> Bools:
+        return np.array([*map(bool, self._classes_of(ids))], bool)
+
     def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
-        """Return whether each good record has all classes of the bad one, and its group."""
-        classes_of: dict[int, set[int]] = {id_: set() for id_ in [*bad.tolist(), *good.tolist()]}
-        class_index, records = (self._members or self._classes).class_record_pairs()
-        for at in np.flatnonzero(np.isin(records, [*classes_of])):
-            classes_of[int(records[at])].add(int(class_index[at]))
-        pairs = zip(bad.tolist(), good.tolist(), strict=True)
-        return np.array([classes_of[first] <= classes_of[second] for first, second in pairs], bool)
+        """Return whether each good record has all classes of the bad one, and its group or none."""
+        pairs = zip(self._classes_of(bad), self._classes_of(good), strict=True)
+        is_alike = np.array([first <= second for first, second in pairs], bool)
+        groups = self.parameters.get("apart")
+        return is_alike if groups is None else is_alike & may_replace(groups, bad, good)
 
     @property
     def group_sampler(self) -> PKBatchSampler:

@@ -135,7 +135,9 @@ class Replacements:
         whole = copy.copy(stream)
         whole.rank, whole.world_size, whole._replacements = 0, 1, None
         for i in [i for i, ids in enumerate(batches) if np.isin(ids, self._bad).any()]:
-            ids = whole.batch(*divmod(first_step + i, len(stream)))
+            ids = batches[i]
+            if stream.sharded:
+                ids = whole.batch(*divmod(first_step + i, len(stream)))
             for k in np.flatnonzero(np.isin(ids, self._bad)):
                 history = self._history[int(ids[k])]
                 for goods in [goods for start, goods in history if start <= first_step + i][-1:]:

@@ -136,6 +136,12 @@ class SubsetSampler(InnerSampler):
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return self._lookup(checked_draw(self._inner_sampler, epoch, positions))
 
+    def _inner_ids(self, ids: Int64s) -> Int64s:
+        table = np.asarray(self._table)
+        by_id = np.argsort(table)
+        index = by_id[np.searchsorted(table, ids, sorter=by_id) % len(table)]
+        return np.where(table[index] == ids, index, -1)
+
     def _lookup(self, index: Int64s) -> Int64s:
         """Return the records at these indices of the table."""
         if isinstance(self._table, _Ranges):

@@ -13,7 +13,7 @@ from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.prefix_sums import PrefixSums
 from twinfeed.samplers.drawing.random_words import random_words, root_key
 from twinfeed.samplers.orders import InnerSampler, Sampler, checked_draw
-from twinfeed.samplers.types import Bools, Int64s
+from twinfeed.samplers.types import Int64s
 
 
 class ViewSampler(InnerSampler):
@@ -116,9 +116,8 @@ class ViewSampler(InnerSampler):
         first_id = self._view_sums.before(inner_ids)  # the id of view 0 of each record: [2, 0]
         return first_id + view  # [4, 1]
 
-    def _are_drawn(self, ids: Int64s) -> Bools:
-        one_view = self._per_epoch == "one"
-        return self._inner_sampler._are_drawn(self.records(ids) if one_view else ids)
+    def _inner_ids(self, ids: Int64s) -> Int64s:
+        return self.records(ids) if self._per_epoch == "one" else ids
 
     def records(self, ids: Int64s) -> Int64s:
         """Return the record id of each sample id, which is the index of a (record, view) pair."""

@@ -336,6 +336,25 @@ def test_state_of_older_exclusions_names_replaced() -> None:
         classes().load_state_dict(state)
 
 
+def test_other_names_with_exclude_in_them_are_no_older_exclusions() -> None:
+    state = classes().state_at(0, 6)
+    state["fingerprint"]["excluded_hours"] = 3
+    with pytest.raises(StateMismatchError, match="or begin anew without the state"):
+        classes().load_state_dict(state)
+
+
+def test_replacing_draws_no_id_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, draw = [0], BatchSampler._draw
+
+    def counted(self: BatchSampler, *steps: int) -> Any:
+        ids = draw(self, *steps)
+        counts[0] += len(ids)
+        return ids
+
+    monkeypatch.setattr(BatchSampler, "_draw", counted)
+    assert sum(map(len, drawn(replaced(shuffle(), REPLACED)))) == counts[0]
+
+
 def test_many_replacements_make_no_large_state() -> None:
     schedule = {step: {step: step + 5000} for step in range(1, 4000)}
     stream = replaced(BatchSampler(RandomSampler(10_000, seed=0), batch_size=10), schedule)

@@ -318,10 +318,12 @@ def test_replacements_keep_groups_apart() -> None:
     replaced(sampler, {0: {0: [1, 4]}})
     with pytest.raises(ValueError, match="id 2 is of another class, group"):
         replaced(sampler, {0: {0: 2}})
-    pk = PKBatchSampler([0, 0, 0, 1], p=2, k=1, seed=0, apart=[0, 0, 1, 1])
-    replaced(pk, {0: {0: 1}})
-    with pytest.raises(ValueError, match="id 2 is of another class, group"):
-        replaced(pk, {0: {0: 2}})
+    pk = PKBatchSampler([0, 0, 0, 1, 0, 0], p=2, k=1, seed=0, apart=[0, 0, 1, 1, -1, -1])
+    replaced(pk, {0: {0: [1, 4]}})
+    replaced(pk, {0: {4: 5}})
+    for bad, good in ((0, 2), (4, 0)):
+        with pytest.raises(ValueError, match=f"id {good} is of another class, group"):
+            replaced(pk, {0: {bad: good}})
 
 
 def test_records_of_a_class_are_of_different_groups() -> None:

@@ -192,6 +192,18 @@ REFUSED: Refused = [
                     ViewSampler(SubsetSampler([1, 2, 3], of=6), [2, 4], per_epoch="all", seed=0),
                     ViewSampler(SubsetSampler([1], of=2), [1, 2], per_epoch="one", seed=0),
                     MixtureSampler([subset], weights=[1], num_samples=4, seed=0),
+                    SubsetSampler([2, 0, 1], of=4, order=WeightedSampler([1, 0, 2], seed=0)),
+                ]
+            ),
+            (pk(labels=[0, 0, 1], p=1, k=2, small="drop"), {2: 0}, ValueError, "id 2 never comes"),
+            (pk(labels=[[0], [0], []], p=1, k=2), {2: 0}, ValueError, "id 2 never comes"),
+            *(
+                (lambda order=order: BatchSampler(order, batch_size=2), {0: id_}, ValueError, "set")
+                for inner in [mixture()()]
+                for order, id_ in [
+                    (ViewSampler(inner, [2] * 5, per_epoch="one", seed=0), 7),
+                    (SubsetSampler(range(5), of=9, order=inner), 3),
+                    (MixtureSampler([inner], weights=[1], num_samples=8, seed=0), 3),
                 ]
             ),
             (reuse(), {1: 0}, ValueError, "reuses records, of which some are kept"),
