@@ -243,7 +243,7 @@ def _names(options: argparse.Namespace) -> list[int | str]:
     """Return the numbers and keys of records that the arguments of a command name."""
     names = [*options.records, *options.key]
     if not names:
-        raise ValueError("no record is given: give the numbers of records, or --key KEY")
+        raise ValueError("no record is given: give the number of each (see --help), or --key KEY")
     return names
 
 

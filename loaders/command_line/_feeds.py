@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from runpy import run_path
 from types import ModuleType
@@ -39,7 +40,8 @@ def load_name(text: str, argument: str) -> Any:
     arguments, modules = sys.argv, {*sys.modules}
     sys.argv, Run.refused = [path], 0
     try:
-        names = run_path(str(file), run_name=file.stem)
+        with redirect_stdout(sys.stderr):  # what a command prints is its answer alone
+            names = run_path(str(file), run_name=file.stem)
     except BaseException as error:
         if not Run.refused and not isinstance(error, SystemExit):
             raise

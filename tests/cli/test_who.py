@@ -147,7 +147,7 @@ def test_file_that_starts_a_loader_is_refused_before_it_trains(capsys: Capture, 
 def test_file_may_make_a_loader_and_look_at_a_batch(capsys: Capture) -> None:
     Path("looks.py").write_text(
         f"{TRAIN}\nloader = NumpyLoader(feed)\nassert feed[0, 0]['id'].tolist() == [0, 1, 2]\n"
-        "assert [*SequentialSampler(3)] == [0, 1, 2]\n"
+        "assert [*SequentialSampler(3)] == [0, 1, 2]\nprint('what the file says')\n"
     )
     assert len(lines_of(capsys, "who", "--feed", "looks.py:feed", "--step", "1")) == 4
 
