@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
+from twinfeed.loaders.batches.feed import Feed, recipe_of, require_feed
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
@@ -60,7 +60,7 @@ def as_map_dataset(
     >>> len(dataset), dataset[3]["word"]
     (4, [b'to'])
     """
-    if check_feed(feed).sampler.traits.max_cached is not None:
+    if require_feed(feed).sampler.traits.max_cached is not None:
         raise ValueError("reuse of decoded images needs batches in order: use NumpyLoader(feed)")
     if feed.sets_global_state:
         raise ValueError("a Seeded transform sets global states: use NumpyLoader(feed)")

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from twinfeed.loaders.batches.batcher import Batcher, samples_of
-from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
+from twinfeed.loaders.batches.feed import Feed, recipe_of, require_feed
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
@@ -210,7 +210,7 @@ def samples(feed: Feed, /) -> SampleLoader:
     >>> [[sample["txt"] for sample in batch] for batch in source]
     [[b'to'], [b'be']]
     """
-    index: Any = check_feed(feed).index
+    index: Any = require_feed(feed).index
     check_index(index)
     traits = feed.sampler.traits
     if traits.padded or traits.max_cached is not None or feed.batch_transform is not None:

@@ -205,9 +205,9 @@ def check_feed(feed: Any, /, *, samples: SupportsIndex = 256) -> None:
     >>> check_feed(Feed({"x": np.arange(8)}, sampler, transform=lambda sample: {"x": sample["x"]}))
     """
     from twinfeed.loaders.batches.batcher import Batcher
-    from twinfeed.loaders.batches.feed import check_feed, recipe_of
+    from twinfeed.loaders.batches.feed import recipe_of, require_feed
 
-    check_feed(feed)
+    require_feed(feed)
     remaining = validate.integer("samples", samples, minimum=1)
     with Batcher(recipe_of(feed)) as batcher:
         for request in feed.requests():
@@ -276,7 +276,7 @@ def check_source(source: Any, /) -> None:
     """
     from twinfeed.loaders.reading import source as sources
 
-    sources.check_source(source)
+    sources.require_source(source)
     fields = list(source.fields)
     ids = np.unique(np.linspace(0, len(source) - 1, _RECORDS).astype(np.int64))
     for record in ids.tolist():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from twinfeed.samplers.traits import Samples
+from twinfeed.samplers.traits import SampleSpace
 from twinfeed.samplers.types import Int64s
 
 
-def batch_table(title: str, ranks: list[list[Int64s]], samples: Samples) -> str:
+def batch_table(title: str, ranks: list[list[Int64s]], samples: SampleSpace) -> str:
     """Return a table of record ids, with their views if there are any: a row for each step and a
     column for each rank.
     """

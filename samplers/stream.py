@@ -15,7 +15,7 @@ from twinfeed.samplers.state import (
     compare_fingerprints,
     fields_before,
 )
-from twinfeed.samplers.traits import Samples
+from twinfeed.samplers.traits import SampleSpace
 
 MAX_IDS = 1 << 15
 """The most ids that are drawn in one call."""
@@ -23,7 +23,7 @@ MAX_IDS = 1 << 15
 _NO_PASSES = (0, 0)  # (epoch, consecutive passes over it) before any pass was counted
 
 
-class Stream(Samples, ABC):
+class Stream(SampleSpace, ABC):
     """Ids by (epoch, step), with states; and by iteration without a loader, at one position.
 
     A step is a batch of a `BatchStream`, or a position of a `Sampler`.

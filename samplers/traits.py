@@ -47,7 +47,7 @@ class SamplerTraits:
     needs_steps: bool = False
 
 
-class Samples:
+class SampleSpace:
     """A space of sample ids: the record, view and group of each id, and traits of all ids."""
 
     #: Version of the stream. A change that draws other records from a seed has a new version.
@@ -114,7 +114,7 @@ def draws_certain_records(traits: SamplerTraits) -> bool:
     return traits.needs_records or traits.padded or traits.reads_blocks or not is_plain
 
 
-def check_record_ids(samples: Samples, source: str) -> None:
+def check_record_ids(samples: SampleSpace, source: str) -> None:
     """Raise TypeError unless the ids of a sampler are record ids, so that `dataset[id]` is right.
     `source` is the call that returns the ids, for the error.
     """
@@ -127,7 +127,7 @@ def check_record_ids(samples: Samples, source: str) -> None:
         )
 
 
-def check_independent_of_steps(samples: Samples) -> None:
+def check_independent_of_steps(samples: SampleSpace) -> None:
     """Raise TypeError if the ids of a sampler depend on the training step, which only a batch
     sampler has.
     """

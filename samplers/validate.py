@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers.mapped import as_mapped, is_increasing, is_mapped
-from twinfeed.samplers.traits import Samples
+from twinfeed.samplers.traits import SampleSpace
 from twinfeed.samplers.types import Array, Int64s
 
 T = TypeVar("T")
@@ -148,7 +148,9 @@ def _is_dataset(data: object) -> bool:
 
 def is_stream(value: object) -> bool:
     """Return whether a value is a sampler, or a feed of one: its length may count batches."""
-    return isinstance(value, Samples) or isinstance(getattr(value, "sampler", None), Samples)
+    return isinstance(value, SampleSpace) or isinstance(
+        getattr(value, "sampler", None), SampleSpace
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -287,13 +287,13 @@ def recipe_of(feed: Feed, /) -> Recipe:
 
 def index_of(feed: object, caller: str, /) -> Index:
     """Return the index of a feed; raise TypeError if its records come from something else."""
-    index = check_feed(feed).index
+    index = require_feed(feed).index
     if not isinstance(index, Index):
         raise TypeError(f"{caller} needs an index, and the feed has {a_type(index)}")
     return index
 
 
-def check_feed(feed: object, /) -> Feed:
+def require_feed(feed: object, /) -> Feed:
     """Return `feed`; raise TypeError if it is not a `Feed`."""
     if not isinstance(feed, Feed):
         raise TypeError(f"feed must be Feed(index, sampler), got {type(feed).__name__}")

@@ -10,7 +10,7 @@ from runpy import run_path
 from types import ModuleType
 from typing import Any
 
-from twinfeed.loaders.batches.feed import Feed, check_feed
+from twinfeed.loaders.batches.feed import Feed, require_feed
 from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
@@ -21,7 +21,7 @@ _imported: set[str] = set()
 
 def load_feed(text: str) -> Feed:
     """Import a Python file, and return its feed: "train.py:feed" is `feed` of train.py."""
-    return check_feed(load_name(text, "--feed"))
+    return require_feed(load_name(text, "--feed"))
 
 
 def load_name(text: str, argument: str) -> Any:

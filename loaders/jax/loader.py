@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
+from twinfeed.loaders.batches.feed import Feed, recipe_of, require_feed
 from twinfeed.loaders.batches.prefetch import Prefetcher
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.arguments import Batch
@@ -68,7 +68,7 @@ class JaxLoader(ThreadedLoader[B]):
         threads: int | None = None,
         readahead: int | None = None,
     ) -> None:
-        if check_feed(feed).sampler.world_size > 1:
+        if require_feed(feed).sampler.world_size > 1:
             raise ValueError("give the whole feed, not a rank of shard: the sharding has the rows")
         if sharding is None:
             if jax.process_count() > 1:

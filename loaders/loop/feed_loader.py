@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
+from twinfeed.loaders.batches.feed import Feed, recipe_of, require_feed
 from twinfeed.loaders.batches.prefetch import Prefetcher
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Allocate, aligned
@@ -41,7 +41,7 @@ class FeedLoader(Loader[B]):
     _shared = ("_sampler", "feed", "feed.index")
 
     def __init__(self, feed: Feed, *, readahead: int | None) -> None:
-        self.feed = check_feed(feed)
+        self.feed = require_feed(feed)
         super().__init__(feed.sampler)
         if readahead is not None:
             readahead = validate.integer("readahead", readahead, minimum=0)

@@ -16,15 +16,15 @@ from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.reading.reader import Reader, verified_reader
 from twinfeed.loaders.support.array_types import Int64s
 
-Sample = Mapping[str, Any]
+UserSample = Mapping[str, Any]
 
 _BATCH_SIZE = 64  # records of an index that are read at a time
 
 
-RandomAccess = Index | Sequence[Sample]
+RandomAccess = Index | Sequence[UserSample]
 
 
-def read_samples(source: RandomAccess, numbers: Int64s, /) -> Iterator[Sample]:
+def read_samples(source: RandomAccess, numbers: Int64s, /) -> Iterator[UserSample]:
     """Yield the samples of a source with these `numbers`, in this order; of an index in batches."""
     if not isinstance(source, Index):
         yield from map(source.__getitem__, numbers.tolist())

@@ -29,7 +29,7 @@ from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.packing._compressed import decompressed_samples
 from twinfeed.loaders.packing._inputs import (
     RandomAccess,
-    Sample,
+    UserSample,
     read_samples,
     source_bytes,
 )
@@ -51,7 +51,7 @@ from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import root_key
 from twinfeed.samplers.validate import counted
 
-Records = RandomAccess | Iterable[Sample]
+Records = RandomAccess | Iterable[UserSample]
 
 _RANDOM_ACCESS = (Index, Sequence)
 _ADVICE = "nothing can be written here: give another folder to pack to"
@@ -181,7 +181,7 @@ def _open_source(source: Any, staging: Path) -> Records:
     return source
 
 
-def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -> RandomAccess:
+def _with_random_access(source: RandomAccess | Iterable[UserSample], folder: Path) -> RandomAccess:
     """Return the samples for any order: an iterable as a TFRecord, a remote index cached."""
     if isinstance(source, Index) and source.remote and source.cache is None:
         cached = copy.copy(source)
@@ -203,7 +203,7 @@ def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -
 
 def _make_splits(
     make_split: Callable[..., PackedSplit],
-    samples: RandomAccess | Iterable[Sample],
+    samples: RandomAccess | Iterable[UserSample],
     split: Split | None,
     seed: int | None,
     shards: int,

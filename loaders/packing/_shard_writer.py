@@ -17,7 +17,7 @@ from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.packing._inputs import Sample, tar_key
+from twinfeed.loaders.packing._inputs import UserSample, tar_key
 from twinfeed.loaders.packing._sample_check import (
     add_record_to_errors,
     kind_of_value,
@@ -51,7 +51,7 @@ class PackedSplit:
     folder: Path
     container: ShardContainer
     name: str
-    samples: Iterable[tuple[int, Sample]]
+    samples: Iterable[tuple[int, UserSample]]
     num_samples: int | None = None
     shard_stops: Collection[int] = ()
     shard_files: list[Path] = field(default_factory=list)

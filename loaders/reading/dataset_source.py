@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.sniff import has_image_extension
-from twinfeed.loaders.reading.source import Source, check_source
+from twinfeed.loaders.reading.source import Source, require_source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.loaders.support.limits import LIMITS
@@ -377,9 +377,9 @@ def as_source(records: Any, /) -> Source:
     if validate.is_stream(records):
         raise TypeError(f"index must be the data, got {a_type(records)}: write Feed(data, sampler)")
     # A dataset may have one of these attributes, as a dataframe has `describe`. An object with two
-    # is meant as a source. If it lacks an attribute of a source, `check_source` says which.
+    # is meant as a source. If it lacks an attribute of a source, `require_source` says which.
     if sum(hasattr(records, name) for name in ("describe", "digests", "reader")) >= 2:
-        check_source(records)
+        require_source(records)
         return records  # type: ignore[no-any-return]
     if isinstance(records, (list, tuple)) and records and all(map(has_image_extension, records)):
         return ImageFiles(records)

@@ -115,7 +115,7 @@ class OwnSource(Source, Protocol):
 _SOURCE_MEMBERS = ("__len__", "fields", "columns", "digests", "describe", "reader")
 
 
-def check_source(source: object, /) -> None:
+def require_source(source: object, /) -> None:
     """Check that an object is an index or a user-defined source of records.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
+from twinfeed.loaders.batches.feed import Feed, recipe_of, require_feed
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.reading.prefetch.schedule import Request, Schedule
 from twinfeed.loaders.reading.source import reader_of
@@ -67,7 +67,7 @@ def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
     [b'4' b'7' b'0' b'6'] [1 1 0 0]
     [b'2' b'8' b'1' b'7'] [2 2 1 1]
     """
-    return SourceDatasets(check_feed(feed))
+    return SourceDatasets(require_feed(feed))
 
 
 class SourceDatasets(Sequence[tf.data.Dataset]):

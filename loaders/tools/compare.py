@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.batches.feed import Feed, check_feed
+from twinfeed.loaders.batches.feed import Feed, require_feed
 from twinfeed.loaders.errors import ADVISE_IMPORTABLE, WorkerDiedError, pickled
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.support import system
@@ -178,7 +178,7 @@ def compare(
 
             return step
     """
-    check_feed(feed)
+    require_feed(feed)
     if len(backends) < 2 or not set(backends) <= BACKENDS.keys():
         raise ValueError(f"backends must be at least two of {', '.join(BACKENDS)}, got {backends}")
     makers = [None] * len(backends) if steps is None else steps

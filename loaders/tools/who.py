@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.batches.feed import Feed, check_feed
+from twinfeed.loaders.batches.feed import Feed, require_feed
 from twinfeed.loaders.errors import printable
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.manifest import json_digest
@@ -252,7 +252,7 @@ def records_of(source: Source, name: int | str, /) -> list[int]:
 
 def _fields(feed: Feed) -> dict[str, Any]:
     """Return all that the records of a feed's batches depend on, by name."""
-    sampler = check_feed(feed).sampler
+    sampler = require_feed(feed).sampler
     if sampler.world_size > 1:
         raise ValueError(f"give the feed of all ranks, without shard, got {feed!r}")
     return dict(flattened({**sampler.fingerprint, "records": record_state(feed.index)}))

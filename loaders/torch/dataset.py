@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, get_worker_info
 
 from twinfeed.loaders.batches.batcher import Batcher
-from twinfeed.loaders.batches.feed import Feed, check_feed, recipe_of
+from twinfeed.loaders.batches.feed import Feed, recipe_of, require_feed
 from twinfeed.loaders.feed.arguments import Batch
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.formats.records import Sample
@@ -107,7 +107,7 @@ class RecordDataset(Dataset[Any]):
     """
 
     def __init__(self, feed: Feed, *, threads: int = 0) -> None:
-        check_feed(feed)
+        require_feed(feed)
         socket_folder()  # workers inherit the folder
         self._records = len(feed.index)
         self._seeded = feed.seeded
@@ -272,7 +272,7 @@ class RequestSampler(TorchSampler):
 
     @validate.show_call("RequestSampler(feed)")
     def __init__(self, feed: Feed) -> None:
-        stream = copy.copy(check_feed(feed).sampler)
+        stream = copy.copy(require_feed(feed).sampler)
         stream._own_cursor = None  # the copy has its own position, and starts at the first batch
         super().__init__(stream)
         self._seeded = feed.seeded
