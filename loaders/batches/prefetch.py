@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from twinfeed.loaders.support.closing import Closing
 
@@ -24,9 +24,6 @@ _QUICK, _PATIENCE = 0.001, 0.002
 
 # Seconds for which `close` waits for a thread that still makes its last item.
 _CLOSE_TIMEOUT = 5.0
-
-# The same, if `while_waiting` has raised an error.
-_BROKEN_TIMEOUT = 1.0
 
 
 class Prefetcher(Iterator[T], Closing, Generic[T]):
@@ -61,30 +58,27 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
             raise ValueError(f"depth must be at least 1, got {depth}")
         self._while_waiting = while_waiting
         self._ready = _Ready(depth)
-        # It has an entry for each item that the thread may still put into `_ready`. It is
-        # implemented in C: a bounded Queue takes longer than a small batch.
-        self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(depth):
-            self._permits.put(None)
-        stop = _Stop(threading.Event(), self._permits)
         self._thread = threading.Thread(
-            target=_produce, args=(source, self._ready, stop), name="twinfeed-prefetch", daemon=True
+            target=_produce, args=(source, self._ready), name="twinfeed-prefetch", daemon=True
         )
-        self._finalize = weakref.finalize(self, _stop_thread, self._thread, stop, while_closing)
+        self._finalize = weakref.finalize(
+            self, _stop_thread, self._thread, self._ready, while_closing
+        )
         self._thread.start()
 
     def __next__(self) -> T:
         timeout = _PATIENCE
         while self._finalize.alive:
-            if not self._ready.items:
-                if not self._ready.woken.acquire(timeout=timeout):
-                    if timeout == _POLL:
-                        self._wait()
-                    timeout = _POLL
+            try:
+                item, error = self._ready.items.popleft()
+            except IndexError:  # none is ready
+                is_woken = self._ready.woken.acquire(timeout=timeout)
+                if not is_woken and timeout == _POLL:
+                    self._wait()
+                timeout = _PATIENCE if is_woken else _POLL
                 continue
-            item, error = self._ready.items.popleft()
             if error is None:
-                self._permits.put(None)
+                self._ready.permits.put(None)
                 return item  # type: ignore[no-any-return]
             self.close()
             try:
@@ -98,11 +92,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         try:
             self._while_waiting()
         except BaseException:
-            if detached := self._finalize.detach():  # the thread was not stopped yet
-                # A thread that runs C++ at interpreter exit would abort the process. So stop it
-                # now: detached[2] has the finalizer's arguments for `_stop_thread`.
-                thread, stop, while_closing = detached[2]
-                _stop_thread(thread, stop, while_closing, timeout=_BROKEN_TIMEOUT)
+            self.close()  # now: a thread that runs C++ at interpreter exit would abort the process
             raise
 
     @property
@@ -119,12 +109,17 @@ class _Ready:
     """The items (item, None) that are ready, in order, and at the end (None, error).
 
     `woken` is a lock that the consumer acquires to wait, and the thread releases to wake it.
+    `permits` has an entry for each item that the thread may still put; it is implemented in C, as a
+    bounded Queue takes longer than a small batch. With `stopped`, a permit means to stop.
     """
 
     def __init__(self, depth: int) -> None:
         self.items: deque[tuple[Any, BaseException | None]] = deque()
-        self.woken = threading.Lock()
+        self.woken, self.stopped = threading.Lock(), threading.Event()
         self.woken.acquire()
+        self.permits: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(depth):
+            self.permits.put(None)
         self._enough, self._last_put = min(depth, 2), time.monotonic()
 
     def put(self, item: Any, error: BaseException | None = None) -> None:
@@ -137,21 +132,14 @@ class _Ready:
             self.woken.release()
 
 
-class _Stop(NamedTuple):
-    """Stops the thread: set the event, and put a permit, which the thread may be waiting for."""
-
-    event: threading.Event
-    permits: queue.SimpleQueue[None]
-
-
-def _produce(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
+def _produce(source: Iterator[Any], ready: _Ready) -> None:
     """Put each item of `source` into `ready`, after taking a permit of the consumer, and at the end
     an error. This is the function of the background thread.
     """
     try:
         for item in source:
-            stop.permits.get()  # waits until the consumer has taken an earlier item
-            if stop.event.is_set():
+            ready.permits.get()  # waits until the consumer has taken an earlier item
+            if ready.stopped.is_set():
                 return
             ready.put(item)
         ready.put(None, StopIteration())
@@ -163,19 +151,16 @@ def _produce(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
 
 
 def _stop_thread(
-    thread: threading.Thread,
-    stop: _Stop,
-    while_closing: Callable[[], object],
-    timeout: float = _CLOSE_TIMEOUT,
+    thread: threading.Thread, ready: _Ready, while_closing: Callable[[], object]
 ) -> None:
-    """Stop the background thread, and call `while_closing` until it has ended, for `timeout`
-    seconds at most.
+    """Stop the background thread, and call `while_closing` until it has ended, for
+    `_CLOSE_TIMEOUT` seconds at most.
     """
-    stop.event.set()
-    stop.permits.put(None)  # the thread may be waiting for a permit to make an item: this wakes it
+    ready.stopped.set()
+    ready.permits.put(None)  # the thread may be waiting for a permit: this wakes it
     if thread is threading.current_thread():
         return
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + _CLOSE_TIMEOUT
     while thread.is_alive() and time.monotonic() < deadline:
         while_closing()
         thread.join(_POLL)

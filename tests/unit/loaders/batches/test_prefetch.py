@@ -107,7 +107,8 @@ def test_garbage_collection_stops_the_thread() -> None:
     assert started_threads() == []
 
 
-def test_error_of_while_waiting_ends_the_pass() -> None:
+def test_error_of_while_waiting_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_CLOSE_TIMEOUT", 0.1)
     stuck, calls = threading.Event(), []
 
     def source() -> Iterator[int]:
