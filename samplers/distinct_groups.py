@@ -336,8 +336,7 @@ def _skip(gaps: Int64s, numbers: Int64s) -> Int64s:
 def may_replace(groups: Integers, bad: Int64s, good: Int64s) -> Bools:
     """Return whether each good record may replace the bad one: it is of its group, or of none."""
     group, good_group = np.asarray(groups)[bad], np.asarray(groups)[good]
-    is_allowed: Bools = (good_group == group) | (good_group < 0)
-    return is_allowed
+    return np.equal(good_group, group) | np.less(good_group, 0)
 
 
 def by_group(order: ClassOrder, groups: Integers) -> tuple[ClassOrder, ClassOrder]:

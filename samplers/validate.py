@@ -148,9 +148,7 @@ def _is_dataset(data: object) -> bool:
 
 def is_stream(value: object) -> bool:
     """Return whether a value is a sampler, or a feed of one: its length may count batches."""
-    return isinstance(value, SampleSpace) or isinstance(
-        getattr(value, "sampler", None), SampleSpace
-    )
+    return any(isinstance(v, SampleSpace) for v in (value, getattr(value, "sampler", None)))
 
 
 def _is_number(value: Any) -> bool:

@@ -37,9 +37,6 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
     - at the end of the iteration,
     - when the prefetcher is garbage collected, and at interpreter exit.
 
-    Raises:
-        ValueError: a depth below 1.
-
     >>> with Prefetcher(iter("abc"), depth=2) as letters:
     ...     print(next(letters), next(letters))
     a b
@@ -54,16 +51,12 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         while_waiting: Callable[[], object] = object,
         while_closing: Callable[[], object] = object,
     ) -> None:
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, got {depth}")
         self._while_waiting = while_waiting
         self._ready = _Ready(depth)
         self._thread = threading.Thread(
             target=_produce, args=(source, self._ready), name="twinfeed-prefetch", daemon=True
         )
-        self._finalize = weakref.finalize(
-            self, _stop_thread, self._thread, self._ready, while_closing
-        )
+        self._finalize = weakref.finalize(self, _stop, self._thread, self._ready, while_closing)
         self._thread.start()
 
     def __next__(self) -> T:
@@ -150,9 +143,7 @@ def _produce(source: Iterator[Any], ready: _Ready) -> None:
             source.close()
 
 
-def _stop_thread(
-    thread: threading.Thread, ready: _Ready, while_closing: Callable[[], object]
-) -> None:
+def _stop(thread: threading.Thread, ready: _Ready, while_closing: Callable[[], object]) -> None:
     """Stop the background thread, and call `while_closing` until it has ended, for
     `_CLOSE_TIMEOUT` seconds at most.
     """

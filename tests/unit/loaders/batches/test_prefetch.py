@@ -129,11 +129,6 @@ def test_error_of_while_waiting_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -
     stuck.set()
 
 
-def test_depth_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        Prefetcher(iter([]), depth=0)
-
-
 def test_interpreter_exits_with_live_prefetcher() -> None:
     code = (
         "from twinfeed.loaders.batches.prefetch import Prefetcher\n"
