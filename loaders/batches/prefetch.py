@@ -61,7 +61,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
 
     def __next__(self) -> T:
         timeout = _PATIENCE
-        while self._finalize.alive:
+        while not self._ready.stopped:
             try:
                 item, error = self._ready.items.popleft()
             except IndexError:  # none is ready
@@ -108,7 +108,7 @@ class _Ready:
 
     def __init__(self, depth: int) -> None:
         self.items: deque[tuple[Any, BaseException | None]] = deque()
-        self.woken, self.stopped = threading.Lock(), threading.Event()
+        self.woken, self.stopped = threading.Lock(), False
         self.woken.acquire()
         self.permits: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(depth):
@@ -132,7 +132,7 @@ def _produce(source: Iterator[Any], ready: _Ready) -> None:
     try:
         for item in source:
             ready.permits.get()  # waits until the consumer has taken an earlier item
-            if ready.stopped.is_set():
+            if ready.stopped:
                 return
             ready.put(item)
         ready.put(None, StopIteration())
@@ -147,7 +147,7 @@ def _stop(thread: threading.Thread, ready: _Ready, while_closing: Callable[[], o
     """Stop the background thread, and call `while_closing` until it has ended, for
     `_CLOSE_TIMEOUT` seconds at most.
     """
-    ready.stopped.set()
+    ready.stopped = True
     ready.permits.put(None)  # the thread may be waiting for a permit: this wakes it
     if thread is threading.current_thread():
         return

@@ -119,7 +119,8 @@ class Reader(Closing):
         if not names or not len(ids):
             return [[] for _ in names]
         # The comments follow the example.
-        sorted_ids = np.sort(ids)  # [5, 7, 7]
+        sorted_ids = ids.copy()
+        sorted_ids.sort()  # [5, 7, 7]
         if sorted_ids[0] < 0 or sorted_ids[-1] >= len(self.index):
             checks.check_ids(ids, len(self.index))  # raises IndexError
         id_gaps = sorted_ids[1:] - sorted_ids[:-1]  # [2, 0]
@@ -157,7 +158,7 @@ class Reader(Closing):
         if not self._fields_with_missing.isdisjoint(names):
             is_missing = rows["length"] == -1
             rows = rows[~is_missing]
-        if int(rows["length"].sum()) > _UNCHECKED_BYTES:
+        if np.add.reduce(rows["length"]) > _UNCHECKED_BYTES:
             self._check_total_bytes(rows)
         files, data = self._files(), list[bytes]()
         try:
