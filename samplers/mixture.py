@@ -150,9 +150,10 @@ class MixtureSampler(Sampler):
     def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
         """Return whether each good id is of the bad one's sampler, and may replace it there."""
         out = np.equal(self.group_of(bad), self.group_of(good))
-        for number in np.unique(self.group_of(bad)[out]).tolist():
-            mask, first = out & (self.group_of(bad) == number), self._id_bounds[number]
-            out[mask] = self._samplers[number]._are_alike(bad[mask] - first, good[mask] - first)
+        pairs = np.flatnonzero(out)
+        for number, mask, own_bad in _by_sampler(self._id_bounds, bad[pairs]):
+            own_good = good[pairs[mask]] - self._id_bounds[number]
+            out[pairs[mask]] = self._samplers[number]._are_alike(own_bad, own_good)
         return out
 
     def records(self, ids: Int64s) -> Int64s:

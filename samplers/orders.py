@@ -294,9 +294,9 @@ class InnerSampler(Sampler):
             raise ValueError(f"order must be a sampler of {expected}, got {inner_sampler!r}")
         self._inner_sampler = inner_sampler
 
+    @abstractmethod
     def _inner_ids(self, ids: Int64s) -> Int64s:
         """Return the id of the inner sampler for each sample id, or -1."""
-        return ids
 
     def _are_drawn(self, ids: Int64s) -> Bools:
         inner_ids = self._inner_ids(ids)

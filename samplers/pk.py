@@ -332,10 +332,8 @@ class PKBatchSampler(BatchStream):
         """Return the classes, of those that batches are drawn from, of each record."""
         class_index, members = self._classes.class_record_pairs()
         if self._members is not None:  # the members of a class are groups of records
-            class_of_group = np.full(len(self._members), -1)
-            class_of_group[members] = class_index
             group, members = self._members.class_record_pairs()
-            class_index = class_of_group[group]
+            class_index = self._classes._class_of_records(len(self._members))[group]
         classes: dict[int, set[int]] = {record: set() for record in ids.tolist()}
         for at in np.flatnonzero(np.isin(members, ids) & (class_index >= 0)):
             classes[int(members[at])].add(int(class_index[at]))
@@ -346,7 +344,8 @@ class PKBatchSampler(BatchStream):
 
     def _are_alike(self, bad: Int64s, good: Int64s) -> Bools:
         """Return whether each good record has all classes of the bad one, and its group or none."""
-        pairs = zip(self._classes_of(bad), self._classes_of(good), strict=True)
+        classes = self._classes_of(np.concatenate([bad, good]))
+        pairs = zip(classes[: len(bad)], classes[len(bad) :], strict=True)
         is_alike = np.array([first <= second for first, second in pairs], bool)
         groups = self.parameters.get("apart")
         return is_alike if groups is None else is_alike & may_replace(groups, bad, good)

@@ -120,8 +120,9 @@ class Replacements:
                 chained += [self._history.get(good, [(inf, [])])[0][0] < stop for good in goods]
         _refuse(pairs, "is replaced itself", chained)
         bad_ids, good_ids = np.array(pairs, np.int64).reshape(-1, 2).T
-        _refuse(pairs, "never comes", ~sampler._are_drawn(good_ids))
-        for bad in bad_ids[~sampler._are_drawn(bad_ids)].tolist():
+        are_drawn = sampler._are_drawn(np.concatenate([good_ids, bad_ids]))
+        _refuse(pairs, "never comes", ~are_drawn[: len(pairs)])
+        for bad in bad_ids[~are_drawn[len(pairs) :]].tolist():
             raise ValueError(f"id {bad} never comes, so nothing can come in its place")
         is_alike = sampler._are_alike(bad_ids, good_ids)
         _refuse(pairs, "is of another class, group, data set or cost", ~is_alike)
@@ -132,11 +133,11 @@ class Replacements:
         """Replace bad ids in this rank's slices of the batches, which start at `lows` of the global
         ones.
         """
-        whole = copy.copy(stream)
-        whole.rank, whole.world_size, whole._replacements = 0, 1, None
         for i in [i for i, ids in enumerate(batches) if np.isin(ids, self._bad).any()]:
             ids = batches[i]
             if stream.sharded:
+                whole = copy.copy(stream)
+                whole.rank, whole.world_size, whole._replacements = 0, 1, None
                 ids = whole.batch(*divmod(first_step + i, len(stream)))
             for k in np.flatnonzero(np.isin(ids, self._bad)):
                 history = self._history[int(ids[k])]
