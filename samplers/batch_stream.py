@@ -66,7 +66,6 @@ class BatchStream(Stream):
     world_size: int = 1
     #: A number that divides the size of every global batch of every epoch.
     size_divisor: int = 1
-    _replacements: Any = None  # the `Replacements` of `replaced`
 
     def __init__(self, *, num_steps: int, size: int, batch_size: int, seed: int) -> None:
         if not num_steps and not self.evaluation:

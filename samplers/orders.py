@@ -219,7 +219,10 @@ def checked_draw(
     if problem:
         position = position_text(epoch, int(positions[index]))
         raise ValueError(f"{sampler!r} gave {problem}, at {position}: correct its draw")
-    return ids.astype(np.int64, copy=False)
+    ids = ids.astype(np.int64, copy=False)
+    if sampler._replacements is not None:
+        return sampler._replacements.at(epoch * len(sampler) + positions, ids)
+    return ids
 
 
 class RankSampler(Sampler):
@@ -329,6 +332,8 @@ def require_sampler(sampler: Sampler, *, name: str = "order") -> Sampler:
             f"{name} must be the sampler of all ranks, got {sampler!r}: call "
             f"shard(rank, world_size) on the batch sampler or on the feed instead"
         )
+    if sampler._replacements is not None:
+        raise TypeError(f"{name} must not have replaced ids: call replaced() on what is made of it")
     if not isinstance(getattr(sampler, "parameters", None), Mapping):
         raise TypeError(
             f"{type(sampler).__name__}.parameters must be a dict of all values on which the ids "

@@ -15,10 +15,13 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.batch_stream import BatchStream
+from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.step_schedule import StepSchedule
+from twinfeed.samplers.stream import Stream
+from twinfeed.samplers.traits import check_independent_of_steps
 from twinfeed.samplers.types import Int64s
 
-_Stream = TypeVar("_Stream", bound=BatchStream)
+_Stream = TypeVar("_Stream", bound=Sampler | BatchStream)
 
 _CALL = "replaced(sampler, {step: {bad: good}})"
 
@@ -29,7 +32,7 @@ def replaced(
     schedule: Mapping[int, Mapping[int, SupportsIndex | Sequence[SupportsIndex] | ArrayLike]],
     /,
 ) -> _Stream:
-    """Return a copy of a batch sampler with other ids in the place of some, from steps on.
+    """Return a copy of a sampler with other ids in the place of some, from training steps on.
 
     For a record that must not come again in a run that goes on, such as a damaged image. All other
     ids stay as they are, and a replacement holds at all steps after its own. A state that was saved
@@ -40,11 +43,12 @@ def replaced(
     records out from the start, take `SubsetSampler`, or `records=`.
 
     Args:
-        sampler: a batch sampler of all ranks: any but an evaluation, or one that reuses records.
+        sampler: one of all ranks: any but an evaluation, or one that reuses records. A sampler of
+            ids is then for a `DataLoader(sampler=…)`; a `BatchSampler` is replaced itself.
         schedule: `{training step: {bad: good}}`. Training steps are `epoch * len + step`, from 0
-            on: the batch that `who` and the logs call step 15 is step 14. The ids are those that
-            the sampler gives. If a good is a list of ids, the first that is not in the batch
-            already is taken, or else the first of all.
+            on: the batch that `who` and the logs call step 15 is step 14. A step of a sampler of
+            ids is one id. The ids are those that the sampler gives. If a good is a list of ids, the
+            first that is not in the batch already is taken, or else the first of all.
 
     Returns:
         The copy, at the first step of epoch 0.
@@ -52,6 +56,7 @@ def replaced(
     Raises:
         ValueError: ids that the sampler never gives, or a good id that is replaced itself, or of
             another class, group, data set or cost than the bad one.
+        TypeError: no sampler, or one whose ids depend on training steps: a batch sampler has these.
 
     Record 4 is replaced from step 2 on, which is the first of epoch 1:
 
@@ -69,16 +74,18 @@ def replaced(
     traits = replace(sampler.traits, repeats=True, needs_records=True)
     fields = {"parameters": {**sampler.parameters, **replacements.parameters}, "traits": traits}
     vars(stream).update(fields, _own_cursor=None, _fingerprint={})
+    if stream.parameters is not fields["parameters"] or not stream.traits.needs_records:
+        owner, advice = type(sampler).__name__, "set it in __init__, for replaced() to change it"
+        raise TypeError(f"{owner}.parameters and traits must not be properties: {advice}")
     return stream
 
 
 def _check_replaceable(sampler: Any) -> None:
     """Raise an error for a sampler whose ids must not be replaced."""
-    if not isinstance(sampler, BatchStream):
-        raise TypeError(
-            f"a batch sampler knows the training step, got {validate.a_type(sampler)}: write "
-            f"replaced(BatchSampler(sampler, batch_size=…), {{step: {{bad: good}}}})"
-        )
+    if not isinstance(sampler, (Sampler, BatchStream)):
+        found = validate.a_type(sampler)
+        raise TypeError(f"sampler must be one of twinfeed.samplers, got {found}: write {_CALL}")
+    check_independent_of_steps(sampler)
     problems = {
         "gives every record once: records= leaves some out": sampler.evaluation,
         "reuses records, of which some are kept": sampler.traits.max_cached is not None,
@@ -93,7 +100,7 @@ def _check_replaceable(sampler: Any) -> None:
 class Replacements:
     """The good ids that come in the place of bad ones, from each training step on."""
 
-    def __init__(self, sampler: BatchStream, schedule: Any) -> None:
+    def __init__(self, sampler: Stream, schedule: Any) -> None:
         if not isinstance(schedule, Mapping) or not schedule:
             raise TypeError(f"the schedule must be {{step: {{bad: good}}}}, got {schedule!r}")
         if "0" not in map(str, schedule):
@@ -110,7 +117,7 @@ class Replacements:
         self._bad = np.array(sorted(self._history), np.int64)
         self._check_goods(sampler)
 
-    def _check_goods(self, sampler: BatchStream) -> None:
+    def _check_goods(self, sampler: Stream) -> None:
         """Raise ValueError unless good ids are drawn, stay, and are of the kind of the bad ones."""
         pairs, chained = [], []
         for bad, history in self._history.items():
@@ -140,10 +147,20 @@ class Replacements:
                 whole.rank, whole.world_size, whole._replacements = 0, 1, None
                 ids = whole.batch(*divmod(first_step + i, len(stream)))
             for k in np.flatnonzero(np.isin(ids, self._bad)):
-                history = self._history[int(ids[k])]
-                for goods in [goods for start, goods in history if start <= first_step + i][-1:]:
-                    ids[k] = next((good for good in goods if good not in ids), goods[0])
+                ids[k] = self._good(int(ids[k]), first_step + i, ids)
             batches[i][:] = ids[lows[i] : lows[i] + len(batches[i])]
+
+    def at(self, steps: Int64s, ids: Int64s) -> Int64s:
+        """Return the ids that a sampler of ids gives in the place of these: one at each step."""
+        pairs = zip(ids.tolist(), steps.tolist(), strict=True)
+        good = [self._good(id_, step) if id_ in self._history else id_ for id_, step in pairs]
+        return np.array(good, np.int64)
+
+    def _good(self, bad: int, step: int, batch: Int64s | tuple[()] = ()) -> int:
+        """Return the id in the place of a bad one of a batch, which is itself before its step."""
+        entries = [(0, [bad]), *self._history[bad]]
+        goods = [goods for start, goods in entries if start <= step][-1]
+        return next((good for good in goods if good not in batch), goods[0])
 
 
 def _checked_entry(entry: Any, *, num_ids: int) -> list[list[int]]:

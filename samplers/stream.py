@@ -39,6 +39,7 @@ class Stream(SampleSpace, ABC):
     sharded: bool = False
     _fixed_order: bool = False  # whether every epoch has the same order, as in an evaluation
     _max_epochs: int  # below it, the ids of all epochs can be counted in int64
+    _replacements: Any = None  # the `Replacements` of `replaced`
     _own_cursor: Cursor | None = None  # created when it is first used: most are never iterated
 
     @abstractmethod

@@ -329,10 +329,39 @@ def test_replacement_that_is_forgotten_is_refused_and_may_come_from_json() -> No
         replaced(classes(), {5: {1: [55, 64]}}).load_state_dict(state)
 
 
-def test_state_of_older_exclusions_names_replaced() -> None:
+def test_steps_of_a_sampler_of_ids_are_positions() -> None:
+    plain, schedule = RandomSampler(6, seed=0), {9: {3: [1, 2], 0: 4}, 14: {3: 5}}
+    changed = replaced(plain, schedule)
+    assert changed.traits.repeats
+    old = [id_ for _ in range(3) for id_ in plain]
+    goods = [{}] * 9 + [{3: 1, 0: 4}] * 5 + [{3: 5, 0: 4}] * 4
+    ids = [good.get(id_, id_) for good, id_ in zip(goods, old, strict=True)]
+    assert list(IdSequence(changed, epochs=3)) == ids
+    assert [id_ for _ in range(3) for id_ in changed] == ids
+    ranks = [changed.shard(rank, 2) for rank in range(2)]
+    for epoch in range(3):
+        of_epoch = ids[6 * epoch : 6 * epoch + 6]
+        assert [list(rank) for rank in ranks] == [of_epoch[0::2], of_epoch[1::2]]
+        assert changed.ids(epoch, [[4, 5], [0, 1]]).tolist() == [of_epoch[4:], of_epoch[:2]]
+    for position in (9, 10):  # before the first change, and after it
+        state = plain.state_at(*divmod(position, 6))
+        again = replaced(plain, schedule).shard(0, 1)
+        if position == 9:
+            again.load_state_dict(state)
+            assert list(again) == ids[9:12]
+            plain.load_state_dict(changed.state_at(1, 3))
+            continue
+        with pytest.raises(StateMismatchError, match="replaced from step 9: the state has 'nothi"):
+            again.load_state_dict(state)
+        with pytest.raises(StateMismatchError, match=r"replaced from step 9: the state has \[\[0,"):
+            plain.load_state_dict(changed.state_at(1, 4))
+
+
+@pytest.mark.parametrize("field", ["exclude from step 3", "changes so far"])
+def test_state_of_older_exclusions_names_replaced(field: str) -> None:
     state = classes().state_at(0, 6)
-    state["fingerprint"]["exclude from step 3"] = "1 values 0f"
-    with pytest.raises(StateMismatchError, match=r"begin anew, with replaced\(sampler, \{step"):
+    state["fingerprint"][field] = "199 values 0f"
+    with pytest.raises(StateMismatchError, match=r"had exclude=, with replaced\(sampler, \{step"):
         classes().load_state_dict(state)
 
 

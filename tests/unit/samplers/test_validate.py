@@ -23,6 +23,7 @@ from twinfeed.samplers import (
     PKBatchSampler,
     RandomSampler,
     ReuseSampler,
+    Sampler,
     SequentialSampler,
     ShardShuffleSampler,
     SubsetSampler,
@@ -103,6 +104,16 @@ class Unknown(Endless):
 
     def __len__(self) -> int:
         raise RuntimeError("download it first")
+
+
+class Computed(Sampler):
+    """A sampler whose parameters are computed, so that a copy cannot have others."""
+
+    num_records = 9
+    parameters = property(lambda self: {"n": 9})  # type: ignore[assignment]
+
+    def draw(self, epoch: int, positions: Any) -> Any:
+        return positions
 
 
 MASKED = np.ma.masked_equal([1, 2, 3], 2)
@@ -220,14 +231,29 @@ REFUSED: Refused = [
                 ValueError,
                 "has replacements already: give one schedule of all",
             ),
+            (lambda: SequentialSampler(9).shard(0, 1), {1: 0}, ValueError, "is of one rank: call"),
             (
-                lambda: SequentialSampler(9),
+                lambda: WeightedSampler({0: [1, 1], 4: [2, 1]}, seed=0),
                 {1: 0},
                 TypeError,
-                "write replaced(BatchSampler(sampler, batch_size=…), {step: {bad: good}})",
+                "changes at training steps, which depend on the batch size: take BatchSampler",
             ),
-            (lambda: [0, 1], {1: 0}, TypeError, "knows the training step, got a list: write"),
+            (
+                Computed,
+                {1: 0},
+                TypeError,
+                "Computed.parameters and traits must not be",
+            ),
+            (lambda: [0, 1], {1: 0}, TypeError, "must be one of twinfeed.samplers, got a list: wr"),
         ]
+    ),
+    *(
+        (partial(make, replaced(SequentialSampler(9), {3: {1: 0}})), TypeError, "must not have re")
+        for make in (
+            lambda order: BatchSampler(order, batch_size=2),
+            lambda order: SubsetSampler([1], of=9, order=order),
+            lambda order: MixtureSampler([order], weights=[1], num_samples=9, seed=0),
+        )
     ),
     (lambda: RandomSampler(Unknown(), seed=0), RuntimeError, "download it first"),
     (
