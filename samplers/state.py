@@ -49,8 +49,8 @@ def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -
             "  what to do: give the data, labels and sampler that the state was saved with, "
             "or begin anew without the state"
         )
-        if any(re.search(r"\bexclude\b", field) for field in saved):
-            advice = "  what to do: begin anew, with replaced(sampler, {step: {bad: good}})"
+        if any(re.search(r"\bexclude\b|changes so far", field) for field in saved):
+            advice += "; where it had exclude=, with replaced(sampler, {step: {bad: good}})"
         lines = ["the state is of another stream:", *differences, advice]
         raise StateMismatchError("\n".join(lines))
 
