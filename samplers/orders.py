@@ -221,7 +221,7 @@ def checked_draw(
         raise ValueError(f"{sampler!r} gave {problem}, at {position}: correct its draw")
     ids = ids.astype(np.int64, copy=False)
     if sampler._replacements is not None:
-        return sampler._replacements.at(epoch * len(sampler) + positions, ids)
+        ids = sampler._replacements.at(epoch * len(sampler) + positions, ids)
     return ids
 
 
