@@ -39,21 +39,26 @@ def load_name(text: str, argument: str) -> Any:
         sys.modules.pop(_imported.pop(), None)
     arguments, modules = sys.argv, {*sys.modules}
     sys.argv, Run.refused = [path], 0
+    problem = ""
     try:
         with redirect_stdout(sys.stderr):  # what a command prints is its answer alone
             names = run_path(str(file), run_name=file.stem)
-    except BaseException as error:
-        if not Run.refused and not isinstance(error, SystemExit):
+    except SystemExit as error:
+        problem = f"exits (status {error.code})"
+    except BaseException:
+        if not Run.refused:
             raise
-        status = f"exits (status {getattr(error, 'code', None)})"
-        raise ValueError(
-            f"{path} {'starts a loader' if Run.refused else status} while it is imported: put "
-            "what trains, runs and parses arguments below if __name__ == '__main__'"
-        ) from None
     finally:
+        if Run.refused:  # whether or not the file, or a thread of it, has caught the SystemExit
+            problem = "starts a loader"
         sys.argv, Run.refused = arguments, None
         imported = sys.modules.keys() - modules
         _imported.update(name for name in imported if _is_beside(name, file.parent))
+    if problem:
+        raise ValueError(
+            f"{path} {problem} while it is imported: put what trains, runs and parses arguments "
+            "below if __name__ == '__main__'"
+        )
     if name not in names:
         raise ValueError(f"{path} has no {name!r}: give {argument} a name of its top level")
     if file.stem not in sys.modules:

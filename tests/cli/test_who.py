@@ -112,6 +112,11 @@ STARTS = {
     "a loop": "for batch in NumpyLoader(feed): Path('trained').touch()",
     "a caught error": "try:\n    next(iter(NumpyLoader(feed)))\n"
     "    Path('trained').touch()\nexcept Exception: pass",
+    "any caught exception": "try:\n    next(iter(NumpyLoader(feed)))\n"
+    "    Path('trained').touch()\nexcept BaseException: pass",
+    "a thread": "from threading import Thread\n"
+    "def train():\n    for batch in NumpyLoader(feed): Path('trained').touch()\n"
+    "thread = Thread(target=train)\nthread.start()\nthread.join()",
     "torch": "from twinfeed import TorchLoader\n"
     "for batch in TorchLoader(feed, device='cpu', num_workers=1): Path('trained').touch()",
     "a DataLoader": "from twinfeed import TorchLoader\n"
