@@ -137,6 +137,8 @@ STARTS = {
 
 
 @pytest.mark.frameworks
+# Python ignores a SystemExit in a thread, and pytest's own hook does not.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("start", STARTS)
 def test_file_that_starts_a_loader_is_refused_before_it_trains(capsys: Capture, start: str) -> None:
     feed = TRAIN.replace(", last_batch='pad'", "").partition("part =")[0]
