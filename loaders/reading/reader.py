@@ -158,12 +158,13 @@ class Reader(Closing):
         if not self._fields_with_missing.isdisjoint(names):
             is_missing = rows["length"] == -1
             rows = rows[~is_missing]
-        if np.add.reduce(rows["length"]) > _UNCHECKED_BYTES:
+        lengths = rows["length"].tolist()
+        if sum(lengths) > _UNCHECKED_BYTES:
             self._check_total_bytes(rows)
         files, data = self._files(), list[bytes]()
         try:
             data = files.read(rows, coalesce=coalesce)
-            row = self._wrong_row(files, rows, data)
+            row = self._wrong_row(files, rows, data, lengths)
         except (OSError, OverflowError, MemoryError):
             row = next(iter(rows_outside_shards(self.index, rows).tolist()), None)
             if row is None:
@@ -194,16 +195,13 @@ class Reader(Closing):
         )
 
     def _wrong_row(
-        self, files: RemoteFiles | LocalFiles, rows: Rows, data: list[bytes]
+        self, files: RemoteFiles | LocalFiles, rows: Rows, data: list[bytes], lengths: list[int]
     ) -> int | None:
         """Return the first row whose bytes are wrong, or None.
 
         Wrong bytes are read once more, as a disk cache may have them.
         """
-        lengths, crcs = (
-            rows["length"].tolist(),
-            rows["crc"].tolist() if self.index.checksums else None,
-        )
+        crcs = rows["crc"].tolist() if self.index.checksums else None
         for row in wrong_items(data, lengths, crcs):
             if len(rows_outside_shards(self.index, rows[row : row + 1])):
                 return row

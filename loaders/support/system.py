@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from signal import Signals
 
@@ -54,8 +55,9 @@ def peak_memory() -> int:
     return 1024 * (int(match[1]) if match else peak)
 
 
+@cache  # each epoch asks for it, and to read the files takes as long as to read a batch
 def memory() -> int:
-    """Return how many bytes of memory this process may use."""
+    """Return how many bytes of memory this process may use, as of the first call."""
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text(encoding="utf-8").splitlines() if groups.exists() else ():
