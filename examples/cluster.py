@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -47,7 +48,9 @@ def write_images(folder: Path) -> None:
 def pack_part(folder: Path, part: int) -> int:
     """Pack the images of a part into two shards; a worker does this."""
     images = folder / "images" / f"part-{part}"
-    return len(pack(images, folder / f"shards-{part}", shards=2, overwrite=True)["data"])
+    out = folder / f"shards-{part}"
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier run
+    return len(pack(images, out, shards=2)["data"])
 
 
 def label_of(record: dict[str, Any], deadly: Path) -> int:

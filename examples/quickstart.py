@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
 import zlib
@@ -214,6 +215,7 @@ def draw(path: Path, train: Index, evaluation: Index, found: dict[str, np.ndarra
 
 def packed_as(container: Any, out: Path) -> dict[str, Index]:
     """Pack the images, and split them into those to train with and those to evaluate with."""
+    shutil.rmtree(out / container, ignore_errors=True)  # of an earlier run
     return pack(
         out / "images",
         out / container,
@@ -221,7 +223,6 @@ def packed_as(container: Any, out: Path) -> dict[str, Index]:
         split={"train": 1036, "eval": 761},
         shards=4,
         seed=SEED,
-        overwrite=True,
         progress=True,
     )
 

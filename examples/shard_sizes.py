@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,9 +86,10 @@ def main() -> None:
     print("".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
     for shards in options.shards:
         folder = options.out / str(shards)
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
         packing = seconds(
             lambda folder=folder, shards=shards: pack(
-                samples(options.records, options.size), folder, shards=shards, overwrite=True
+                samples(options.records, options.size), folder, shards=shards
             )
         )
         pattern, path = str(folder / "*.tfrecord"), folder / "again.index"

@@ -202,12 +202,6 @@ def check_own_folder(path: Path) -> Path:
     )
 
 
-def foreign_files(path: Path, /) -> list[str]:
-    """Return the files in the folder of an index, relative to it, that the index does not name."""
-    files = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()}
-    return sorted(files - _indexed_files(path) - ({MANIFEST} if is_index(path) else set()))
-
-
 def _publish_arrays(temporary: Path, final: Path) -> None:
     """Move the new arrays to `final`; if it has the same arrays already, replace each of them."""
     try:

@@ -3,7 +3,7 @@
 `_TABLE` is the table of the commands, a paragraph each, from which argparse's parsers are made:
 
 - `NAME: DESCRIPTION`, whose first sentence lists the command; and `$ ` before each example.
-- A line for each argument, with its help. "out" is a positional argument, "--overwrite" a flag.
+- A line for each argument, with its help. "out" is a positional argument, "--raw" a flag.
 - "--seed N" has a value. The word determines its type, by `_TYPES`: N is an int. "tar|files" are
   all the values that there are. Without a type in `_TYPES`, values are strings.
 - "..." behind an argument: there may be several values. "!" behind its name: it is required.
@@ -234,7 +234,6 @@ out                        the folder to write shards and indexes to
 --shard-bytes BYTES        about the size of a shard; default 200M
 --shard-records N          the maximum number of records in a shard
 --root FOLDER              the folder or the URL of an index's shards; default: that of the index
---overwrite                replace shards and indexes with the same names
 -q/--quiet                 no progress bar
 
 index: Index shards, or a folder of images as it is. Nothing is copied or converted.

@@ -75,7 +75,6 @@ def pack(
     shards: int = 1,
     shard_bytes: int = SHARD_BYTES,
     shard_records: int | None = None,
-    overwrite: bool = False,
     progress: bool = False,
 ) -> dict[str, Index]:
     """Write `source` to shards in the folder `out`, index them, and return the index of each split.
@@ -89,10 +88,10 @@ def pack(
 
     The index has a SHA-256 of each shard, which `verify` compares.
 
-    Everything is written to a hidden folder in `out`, and moved to its place at the end. A kill
-    leaves each split as it was, or the new one, or, in this last moment, without an index: pack
-    again then. Files that no packer named are never deleted. An iterable that is shuffled, split or
-    cut to several `shards` is written twice, first as it comes.
+    Everything is written to a hidden folder in `out`, and moved to its place at the end. Nothing is
+    replaced. A kill leaves nothing of a split, or all of it, or, in this last moment, shards
+    without an index: remove them then, and pack again. An iterable that is shuffled, split or cut
+    to several `shards` is written twice, first as it comes.
 
     Args:
         source: the path of a folder of images, with a folder for each class, of an index or of
@@ -111,7 +110,6 @@ def pack(
         shards: the least number of shards of each split.
         shard_bytes: about how many bytes a shard has.
         shard_records: the most records of a shard.
-        overwrite: whether to replace what was packed under the same names.
         progress: whether to show a progress bar.
 
     Raises:
@@ -127,7 +125,6 @@ def pack(
     (4, ('b', 'n', 'o', 't'))
     """
     seed = None if seed is None else validate.seed(seed)
-    validate.flag("overwrite", overwrite)
     validate.choice("container", container, get_args(ShardContainer))
     validate.integer("shards", shards, minimum=1)
     validate.integer("shard_bytes", shard_bytes, minimum=1)
@@ -138,7 +135,7 @@ def pack(
     folder = output_path(out)
     with explain_full_disk(folder), temporary_folder(folder, _ADVICE) as staging:
         records = _open_source(source, staging)
-        check_free(folder, split or {"data": 1}, overwrite)
+        check_free(folder, split or ["data"])
         random_access = seed is not None or split is not None or shards > 1
         samples = _with_random_access(records, staging) if random_access else records
         make_split = partial(PackedSplit, staging, container)
@@ -154,7 +151,7 @@ def pack(
             _warn_of_missing_fields(packed)
         names = [packed.name for packed in splits]
         with interrupts_deferred():
-            check_free(folder, names, overwrite)  # another packer may have written here meanwhile
+            check_free(folder, names)  # another packer may have written here meanwhile
             publish(staging, folder, names)
         return {name: open_index(folder / f"{name}.index") for name in names}
 

@@ -69,13 +69,17 @@ def check_left(folder: Path) -> None:
 
 
 class Packing:
-    """A pack over the pack of another state, or into an empty folder."""
+    """A pack in place of the pack of another state, which is removed, or into an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self.out = folder / "out"
 
     def work(self, state: int) -> None:
         container: Literal["tar", "tfrecord"] = "tar" if state % 5 else "tfrecord"
+        for index in self.out.glob("[!.]*.index"):  # before its shards
+            shutil.rmtree(index)
+        for shard in self.out.glob("[!.]*"):
+            shard.unlink()
         pack(
             samples(state),
             self.out,
@@ -83,7 +87,6 @@ class Packing:
             seed=state,
             shards=state % 3 + 1,
             container=container,
-            overwrite=True,
         )
 
     def wanted(self, state: int) -> Any:
@@ -258,7 +261,7 @@ class Campaign:
             alive = killed(room, new, random.uniform(0, 1.1 * self.took[name]))
             states = {"new": room.wanted(new)} | ({} if gone else {"old": room.wanted(old)})
             found = self._looked(name, states)
-            # A pack that replaces another removes its indexes before it moves its shards.
+            # The old pack is removed before the new one is made.
             assert not found.endswith("Error") or gone or name == "pack", found
             self.seen[f"{name}: {found}"] += alive
         room.work(new)

@@ -26,10 +26,9 @@ def samples(state: int, count: int = 12) -> list[dict[str, Any]]:
     return [{"__key__": f"k{n}", "number": n, "state": state} for n in range(count)]
 
 
-def pack_anew(out: str, shards: str) -> None:
-    """Pack over what is there."""
-    split = {"train": 8, "eval": 4}
-    pack(samples(2), out, split=split, seed=2, shards=int(shards), overwrite=True)
+def pack_split(out: str, shards: str) -> None:
+    """Pack two splits."""
+    pack(samples(2), out, split={"train": 8, "eval": 4}, seed=2, shards=int(shards))
 
 
 def build_anew(out: str, pattern: str) -> None:
@@ -61,6 +60,6 @@ if __name__ == "__main__":
     folder, where, what, value, step = sys.argv[1:]
     for last in itertools.count(1, int(step)):
         out = shutil.copytree(folder, f"{where}/{last}")
-        status = killed(partial({"pack": pack_anew, "build": build_anew}[what], out, value), last)
+        status = killed(partial({"pack": pack_split, "build": build_anew}[what], out, value), last)
         if status != KILLED:
             sys.exit(status)

@@ -44,7 +44,8 @@ def flipped(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepared(folder: Path) -> Index:
-    pack([{"image": b"...", "label": "cat"}], folder, container="tar", seed=0, overwrite=True)
+    if not (folder / "data.index").exists():
+        pack([{"image": b"...", "label": "cat"}], folder, container="tar", seed=0)
     fields = {"image": "jpg;png"}
     build_index(folder / "*.tar", folder / "all.index", label="cls", fields=fields)
     return open_index(folder / "all.index")

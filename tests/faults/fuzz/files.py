@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import shutil
 import zipfile
 from collections.abc import Callable
 from decimal import Decimal
@@ -110,7 +111,8 @@ def labels(_: Corpus, draw: random.Random) -> None:
     ]
     if classes is None:
         samples = [{"x": b"1", "label": text} for text in texts]
-        calls.append(lambda: pack(samples, "m", overwrite=True)["data"])
+        shutil.rmtree("m", ignore_errors=True)
+        calls.append(lambda: pack(samples, "m")["data"])
     outcomes = [label_outcome(call, texts) for call in calls]
     assert outcomes == outcomes[:1] * len(outcomes), outcomes
 

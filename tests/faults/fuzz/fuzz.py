@@ -20,6 +20,7 @@ import math
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -64,7 +65,7 @@ TEXT = """
     pack index verify info cat images a.tar a.tfrecord x.index y.index out bad.jsonl
     --out --label --label-json --label-folder --label-table --classes --background
     --field --key --list --missing --exclude --container --join --raw --max-record-bytes
-    --root --split --seed --shards --shard-bytes --shard-records --overwrite --bad-list
+    --root --split --seed --shards --shard-bytes --shard-records --bad-list
     -q 0 1 -1 7 1e9 1k tar tfrecord files skip empty cls image label a=1 a=0.5
     labels.csv classes.txt a{0..9}.tar {a,b}.tar *.tar ** [ json:a.b x=a;b . \u202e \x1b[2J
 """
@@ -195,7 +196,8 @@ def values_by_index(data: bytes) -> dict[str, Any]:
 def values_by_pack(data: bytes) -> dict[str, Any]:
     """Return the same, of what `pack` makes of the shard in gzip."""
     Path("m.gz").write_bytes(gzip.compress(framed(data)))
-    return values_of(pack("m.gz", "m", overwrite=True)["data"])
+    shutil.rmtree("m", ignore_errors=True)
+    return values_of(pack("m.gz", "m")["data"])
 
 
 def values_of(opened: Index) -> dict[str, Any]:

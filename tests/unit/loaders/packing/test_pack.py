@@ -209,19 +209,6 @@ def test_field_missing_from_some_records_reads_as_empty(tmp_path: Path) -> None:
         assert again.fields["note"].missing == 1
 
 
-def test_overwrite_replaces_existing_files(tmp_path: Path) -> None:
-    pack(numbered(0, 10), tmp_path, shards=3)
-    (tmp_path / "data-notes.txt").write_text("mine")
-    index = pack(numbered(10, 14), tmp_path, shards=2, overwrite=True)["data"]
-    assert len(index) == 4
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "data-00000-of-00002.tfrecord",
-        "data-00001-of-00002.tfrecord",
-        "data-notes.txt",
-        "data.index",
-    ]
-
-
 def test_concurrent_packs_into_one_folder_are_independent(tmp_path: Path) -> None:
     samples = [{"x": bytes(50)}] * 6
     with ProcessPoolExecutor(4) as pool:
@@ -262,14 +249,14 @@ def test_floats_are_rounded_in_tfrecord_but_not_in_tar(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:fields that some")
 def test_value_that_tar_cannot_hold_is_refused_with_advice(tmp_path: Path) -> None:
     long = [bytes(1000), bytes(1000)]
-    for sample, text in [
-        ({"pair": long}, "field 'pair' must hold bytes, str or numbers in a tar, got"),
-        ({"cls": 3}, "the fields 'cls' and 'label' would both be the tar member 'cls'"),
+    for name, sample, text in [
+        ("a", {"pair": long}, "field 'pair' must hold bytes, str or numbers in a tar, got"),
+        ("b", {"cls": 3}, "the fields 'cls' and 'label' would both be the tar member 'cls'"),
     ]:
         samples = [{"label": 1}, {"label": 1} | sample]
-        index = pack(samples, tmp_path / "a", overwrite=True)["data"]
+        index = pack(samples, tmp_path / name)["data"]
         with pytest.raises((TypeError, ValueError)) as caught:
-            pack(index, tmp_path / "b", container="tar")
+            pack(index, tmp_path / "refused", container="tar")
         assert str(caught.value).startswith(f"record 1: {text}")
         assert "TFRecord, or build an index first with fields= (--field)" in str(caught.value)
         assert len(str(caught.value)) < 300
@@ -277,12 +264,12 @@ def test_value_that_tar_cannot_hold_is_refused_with_advice(tmp_path: Path) -> No
         fields = {"other": "cls"} if "cls" in sample else {}
         again = build_index(
             shards,
-            tmp_path / "a" / "x.index",
+            tmp_path / name / "x.index",
             fields=fields,
             label="label",
             missing="empty",
         )
-        assert len(pack(again, tmp_path / "c", container="tar", overwrite=True)["data"]) == 2
+        assert len(pack(again, tmp_path / f"{name} again", container="tar")["data"]) == 2
 
 
 def test_symlink_out_of_the_folder_is_not_packed(tmp_path: Path) -> None:
@@ -404,7 +391,7 @@ REFUSED: Refused = [
     (packed("beside"), ValueError, "lacks a label.*key: a"),
     (packed("spaces"), ValueError, "label ' c ' begins or ends with white space"),
     # Where to
-    (packed(TEN, "full"), FileExistsError, r"holds files of these names \(2.*overwrite=True"),
+    (packed(TEN, "full"), FileExistsError, r"holds files of these names \(2.*remove them"),
     (packed(TEN, "a.gz"), FileExistsError, "a.gz"),
     *(
         (lambda _, url=url: pack(TEN, url), ValueError, "is a URL: write to a local folder, and up")
@@ -419,7 +406,6 @@ REFUSED: Refused = [
             ({"shards": True}, TypeError, "shards must be an integer, got True"),
             ({"shards": 11}, ValueError, "10 records of 'data' cannot fill shards=11"),
             ({"shard_bytes": "1M"}, TypeError, "shard_bytes must be an integer, got '1M'"),
-            ({"overwrite": "no"}, TypeError, "overwrite must be True or False, got 'no'"),
             ({"seed": 1.5}, TypeError, "seed must be an integer, got 1.5"),
             ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
             ({"split": {"a": 10}}, ValueError, "needs a seed="),

@@ -145,7 +145,6 @@ from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.storage.disk_cache import DiskCache
 folder = Path(sys.argv[2])
 pack([{"x": 1}, {"x": 2}], folder / "packed")
-pack([{"x": 1}], folder / "packed", overwrite=True)
 build_index(tfrecords(folder, shards=1), folder / "x.index")
 open_index(folder / "x.index")
 cache = DiskCache(folder / "cache", bytes=2 * 112)

@@ -76,7 +76,7 @@ def test_decoders_of_images_name_their_extra_and_no_record(bare: Path) -> None:
 def test_compare_names_the_extra_before_running(bare: Path) -> None:
     code = """
 import twinfeed.loaders as tl, twinfeed.samplers as ts
-index = tl.pack([{"txt": b"a"}], "compared", overwrite=True)["data"]
+index = tl.pack([{"txt": b"a"}], "compared")["data"]
 tl.compare(tl.Feed(index, ts.ExactOnceBatchSampler(1, batch_size=1)))
 """
     message = f"ModuleNotFoundError: compare with backend 'torch' needs torch: {ON.format('torch')}"

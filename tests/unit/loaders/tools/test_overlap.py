@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,8 @@ def test_shards_that_changed_since_the_index_are_named(tmp_path: Path) -> None:
     """The index of a rebuild that is under way fits its own shards; another one is refused."""
     words = [b"record %d" % n for n in range(4)]
     a, b = packed(tmp_path / "a", words), packed(tmp_path / "b", words)
-    packed(tmp_path / "b", [*words, b"more"], overwrite=True)  # b, which is open, is the old one
+    shutil.rmtree(tmp_path / "b")  # b, which is open, is the old one
+    packed(tmp_path / "b", [*words, b"more"])
     found = overlap(a, b, field="x")
     assert len(found.unread) == 4
     assert "changed" in found.unread[0][2]
