@@ -4,7 +4,7 @@ Records of 10 KB to batches of 128 byte strings, and JPEG images of 256 × 256 t
 each way in a process of its own, medians of `--rounds` runs that take turns. A peer that is not
 installed is left out, and said to be.
 
-    pip install tfrecord webdataset grain array_record mosaicml-streaming
+    pip install -c constraints.txt ".[bench]"
     python benchmarks/torch_loading.py
 """
 
