@@ -15,39 +15,24 @@ import zlib
 from codecs import getincrementaldecoder
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from twinfeed.loaders.formats._tarnumbers import octal, sum_of_bytes
 from twinfeed.loaders.support.checksum import masked_crc32c
 from twinfeed.loaders.support.limits import LIMITS
 
-
-class Compression(NamedTuple):
-    """A kind of compression: how its files begin, and how to decompress them.
-
-    `decompressor` makes a decompressor object for a stream. Without one, `command` is a program.
-    """
-
-    magic: bytes
-    decompressor: Callable[[], Any] | None
-    command: str = ""
-
-
 _gzip = partial(zlib.decompressobj, wbits=16 + zlib.MAX_WBITS)
 _xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=LIMITS.record_bytes)
 
-COMPRESSED = {
-    "gzip": Compression(rb"\x1f\x8b", _gzip),
-    "bzip2": Compression(rb"BZh", bz2.BZ2Decompressor),
-    "xz": Compression(rb"\xfd7zXZ\x00", _xz),
-    "zlib": Compression(rb"\x78[\x01\x5e\x9c\xda]", zlib.decompressobj),
-    "zstd": Compression(rb"\x28\xb5\x2f\xfd", None, "zstd -d"),
-    "lz4": Compression(rb"\x04\x22\x4d\x18", None, "lz4 -d"),
-    "compress": Compression(rb"\x1f\x9d", None, "gzip -d"),
-    "lzip": Compression(rb"LZIP", None, "lzip -d"),
-    "lzma": Compression(rb"\x5d\x00\x00(?s:..(?:\xff{8}|.{5}\x00{3}))", None, "xz -d"),
+COMPRESSED: dict[str, tuple[bytes, Callable[[], Any]]] = {
+    "gzip": (rb"\x1f\x8b", _gzip),
+    "bzip2": (rb"BZh", bz2.BZ2Decompressor),
+    "xz": (rb"\xfd7zXZ\x00", _xz),
+    "zlib": (rb"\x78[\x01\x5e\x9c\xda]", zlib.decompressobj),
 }
-"""The kinds of compression. TensorFlow writes zlib where it is asked for ZLIB."""
+"""The kinds of compression: how files begin, and what makes the decompressor of a stream.
+TensorFlow writes zlib where it is asked for ZLIB.
+"""
 
 SNIFF_BYTES = 512
 """The number of bytes at the start of a file that are examined: the size of a tar header."""
@@ -80,6 +65,9 @@ _SIGNATURES = {
     "fetch the data with: git lfs pull": [
         ("a Git LFS pointer, not the data", rb"version https://git-lfs"),
     ],
+    "decompress the shard with zstd -d, and index the result": [
+        ("zstd-compressed", rb"\x28\xb5\x2f\xfd"),
+    ],
     "download the shard again and look at its URL": [
         ("an HTML page, probably of an error", _LEADING_SPACE + _HTML),
         ("an XML page, probably of an error", _LEADING_SPACE + rb"(?i:<\?xml|<error)"),
@@ -104,20 +92,12 @@ def image_extension(head: bytes, /) -> str | None:
     return next(matches, None)
 
 
-def compression_advice(kind: str, /) -> str:
-    """Return advice, for an error, on what to do with a shard of this kind of compression."""
-    command = COMPRESSED[kind].command
-    if command:
-        return f"decompress the shard with {command}, and index the result"
-    return "a compressed shard has no random access: convert it with twinfeed pack SHARD FOLDER"
-
-
 def compression(head: bytes, /) -> str | None:
     """Return the kind of compression by the first bytes of a file; None if it is not compressed."""
     # A TFRecord may begin with any length, and so with the two bytes of zlib.
     if is_tar(head) or is_tfrecord(head):
         return None
-    return next((kind for kind, value in COMPRESSED.items() if re.match(value.magic, head)), None)
+    return next((kind for kind, (magic, _) in COMPRESSED.items() if re.match(magic, head)), None)
 
 
 def is_tar(head: bytes, /) -> bool:
@@ -137,7 +117,8 @@ def identify(head: bytes, /) -> tuple[str, str] | None:
     if is_tfrecord(head):
         return "a TFRecord file", "index it with container='tfrecord'"
     if kind := compression(head):
-        return f"{kind}-compressed", compression_advice(kind)
+        advice = "convert it with twinfeed pack SHARD FOLDER"
+        return f"{kind}-compressed", f"a compressed shard has no random access: {advice}"
     for advice, kinds in _SIGNATURES.items():
         for kind, magic in kinds:
             if re.match(magic, head, re.DOTALL):

@@ -23,7 +23,7 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import sample_of
 from twinfeed.loaders.formats.records import Record
-from twinfeed.loaders.formats.sniff import COMPRESSED, compression, compression_advice, is_tar
+from twinfeed.loaders.formats.sniff import COMPRESSED, compression, is_tar
 from twinfeed.loaders.packing._inputs import value_to_pack
 from twinfeed.loaders.storage.url import parse_location
 from twinfeed.loaders.support.limits import LIMITS
@@ -61,14 +61,10 @@ def _decompress(path: str, name: str, out: Path) -> str:
     kind = compression(read_head(path))
     if kind is None:
         return path
-    decompressor = COMPRESSED[kind].decompressor
-    if decompressor is None:
-        problem = f"compressed with {kind}: pack decompresses only gzip, bzip2, xz and zlib"
-        raise DataCorruptionError(problem, path=name, advice=compression_advice(kind))
     # A damaged or malicious shard of a few bytes could fill the disk.
     max_bytes = max(LIMITS.record_bytes, LIMITS.inflation * os.path.getsize(path))
     with open_shard(path) as file, out.open("wb") as out_file:
-        for chunk in _decompressed_chunks(file, decompressor, name):
+        for chunk in _decompressed_chunks(file, COMPRESSED[kind][1], name):
             out_file.write(chunk)
             if out_file.tell() > max_bytes:
                 raise DataCorruptionError(
