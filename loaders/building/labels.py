@@ -19,7 +19,6 @@ from twinfeed.loaders.errors import DataCorruptionError, DecodeError
 from twinfeed.loaders.formats.example import decode_list, locate, sample_of
 from twinfeed.loaders.formats.records import Range, Record, Sample
 from twinfeed.loaders.index.options import Label, LabelFrom, as_label
-from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.csv_columns import csv_columns
 from twinfeed.samplers import validate
 
@@ -252,7 +251,6 @@ def label_of(source: LabelSource, record: Record, shard: str, below: str) -> Lab
         advice = _FIX_FUNCTION_ADVICE if callable(source) else _FIX_RECORD_ADVICE
         if isinstance(source, str | FromJson) and isinstance(value, dict):
             advice = "it is a JSON object: name one of its keys with FromJson (--label-json)"
-        advice = checks.advice_for_text(value, advice)
         raise error_class(
             f"{label_source_text(source)} gives a value that is not a label",
             **location_of(record, shard),

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.index.options import Label, as_label
-from twinfeed.loaders.support import checks
 
 
 @contextmanager
@@ -70,7 +69,6 @@ def _check_text(subject: str, text: str, advice: str) -> None:
             text.encode()
         except UnicodeEncodeError:
             got = reprlib.repr(text)
-            advice = checks.advice_for_text(text, advice)
             raise ValueError(f"{subject} must fit UTF-8, got {got}: {advice}") from None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -34,15 +33,6 @@ def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
         if all(isinstance(value, str) for value in strings):
             return strings
     raise TypeError(f"{name} must be a list of names, got {values!r}")
-
-
-def advice_for_text(text: object, advice: str, /) -> str:
-    """Return the advice for text that is not UTF-8, which differs if the locale is the cause."""
-    if isinstance(text, str):
-        with suppress(UnicodeError):
-            if text.encode("utf-8", "surrogateescape").decode() != text:
-                return "the locale is the cause, not the name: set PYTHONUTF8=1 in the environment"
-    return advice
 
 
 def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:

@@ -149,7 +149,7 @@ REFUSED: Refused = [
     (of(TAR, out="application"), FileExistsError, r"\(manifest.json\).*/application/train\.index"),
     # Options
     (of(TAR, reading=3), TypeError, "build_index takes no reading=: shards are read by "),
-    (of(TAR, label=lambda _: "chi\udcc3\udcaan"), DecodeError, "the locale is the cause"),
+    (of(TAR, label=lambda _: "chi\udcc3\udcaan"), DecodeError, "correct the function"),
     (of(RECORDS, key="__key__"), DataCorruptionError, "name another feature, such as 'key'"),
     (of(TAR, key="name"), ValueError, "are for tfrecord, got tar"),
     (of(RECORDS, join=True), ValueError, "join= is for tar, got tfrecord"),
