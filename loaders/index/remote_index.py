@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Mapping
@@ -29,8 +28,6 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.temporary import make_temporary, remove_temporary, temporary_folder
 
 _ATTEMPTS = 3
-_UNWRITABLE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS}
-_UNWRITABLE |= {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}  # other files are there
 
 
 def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
@@ -40,10 +37,10 @@ def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Pat
     if cache is not None:
         try:
             return _download(url, _cache_folder(cache, url)), None
-        except OSError as error:
-            if error.errno in _UNWRITABLE:
-                raise cache_error(cache.path, error.strerror) from error
+        except FileNotFoundError:  # no index is there; all other errors of files are of the cache
             raise
+        except OSError as error:
+            raise cache_error(cache.path, error.strerror) from error
     parent_folder = make_temporary()
     try:
         return _download(url, parent_folder), parent_folder
