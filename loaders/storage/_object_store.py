@@ -140,7 +140,7 @@ def _stat(meta: ObjectMeta) -> ObjectInfo:
     return ObjectInfo(meta["size"], meta["e_tag"])
 
 
-def _status(error: Exception) -> int | None:
+def _status(error: BaseException) -> int | None:
     """Return the HTTP status in the text of an error of obstore; None if there is none."""
     match = _STATUS_CODE.search(str(error))
     return int(match[1]) if match else None
@@ -183,7 +183,7 @@ def _translated_errors(location: Location) -> Iterator[None]:
         raise TransientError(reason) from None
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return the reason of an error of obstore, as one line of text without secrets.
 
     The text of such an error begins with the request, and ends with the error of Rust's library
