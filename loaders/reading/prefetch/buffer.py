@@ -66,7 +66,7 @@ class BufferedRange:
         self, read: ReadRange, start: int, stop: int, buffer: npt.NDArray[np.uint8] | None
     ) -> memoryview:
         """Read the bytes [start, stop) of the file; return them or, if the range has several parts,
-        the buffer of the whole range, to which they were copied.
+        the buffer of the whole range, to which they were copied, up to where the file ends.
         """
         try:
             data = read(self.file, start, stop)
@@ -75,9 +75,10 @@ class BufferedRange:
             raise
         if buffer is None:
             return data
+        first, end = start - self.start, start - self.start + len(data)
         # numpy copies without the interpreter lock, unlike joining memoryviews.
-        np.copyto(buffer[start - self.start : stop - self.start], np.frombuffer(data, np.uint8))
-        return buffer.data
+        np.copyto(buffer[first:end], np.frombuffer(data, np.uint8))
+        return buffer.data if len(data) == stop - start else buffer.data[:end]
 
     def cancel(self) -> None:
         """Cancel those requests for the range that have not started."""
@@ -90,11 +91,11 @@ class BufferedRange:
 
         A small range is requested in one part, and the result of the part is the bytes. A large one
         is requested in several parts, which are all copied to one buffer. The result of every part
-        is then the whole buffer, so after waiting for all, the last result will do.
+        is then the whole buffer, or less where the file ends: so the shortest is what was read.
         """
-        data = memoryview(b"")  # an empty range has no parts
-        for part in self.parts:
-            data = part.result()  # waits for the part
+        data = self.parts[0].result() if self.parts else memoryview(b"")  # waits for the part
+        for part in self.parts[1:]:
+            data = min(data, part.result(), key=len)
         return data
 
 

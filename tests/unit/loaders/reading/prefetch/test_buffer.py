@@ -105,6 +105,18 @@ def test_range_of_several_parts_is_one_buffer(network: Callable[..., None]) -> N
     assert first.obj is one.data.obj
 
 
+@pytest.mark.parametrize("end", [0, 3, 4, 6, 8])
+def test_range_beyond_the_end_of_the_file_is_shorter(
+    network: Callable[..., None], end: int
+) -> None:
+    """As in a forged index. Once it was numpy's error about shapes."""
+    network(part_bytes=4)
+    stored = bytes(range(SIZE + end))
+    buffer = RangeBuffer(lambda _file, start, stop: memoryview(stored)[start:stop], 0)
+    fetch(buffer, 1)
+    assert bytes(buffer._ranges[0, SIZE, 2 * SIZE].data) == stored[SIZE:]
+
+
 def test_range_of_cleared_buffer_drops_no_other_range(buffer: RangeBuffer) -> None:
     """As where a batch of an abandoned pass fails after the next pass has started."""
     fetch(buffer, 0)
