@@ -35,20 +35,19 @@ def probe_requests(
     index: Source, sampler: BatchStream, size: int = 1, /
 ) -> tuple[Request, Request]:
     """Return two requests of `size` samples to try functions on, the same on every rank: the first
-    samples of the stream, and the last of a later batch, or of the same one in a short epoch.
+    samples of the stream, and the last of the latest batch that has other records.
     """
     if not len(index):
         problem = "a feed without records does not show the fields of a batch"
         raise LoaderError(problem, advice="give the feed spec=, and no batch_transform")
-    steps = range(min(len(sampler), _MAX_STEPS))
-    drawn = [Request.of(of_all_ranks(sampler), 0, step) for step in (*steps[:1], *steps[-1:])]
-    drawn = [request for request in drawn if len(request.ids)]
-    if not drawn:  # the sampler draws nothing
-        drawn = [Request.plain(np.zeros(1, np.int64))]  # record 0
-    first = drawn[0].where(np.arange(len(drawn[0].ids)) < size)
-    last = drawn[-1].where(np.arange(len(drawn[-1].ids))[::-1] < size)
-    if np.array_equal(first.records, last.records):  # other seeds, if it has no other records
-        last = Request.plain(first.records[::-1])
+    steps, whole = range(min(len(sampler), _MAX_STEPS)), of_all_ranks(sampler)
+    drawn = (Request.of(whole, 0, step) for step in (*steps[:1], *reversed(steps)))
+    requests = (request for request in drawn if len(request.ids))
+    first = next(requests, Request.plain(np.zeros(1, np.int64)))  # record 0 if nothing is drawn
+    first = first.where(np.arange(len(first.ids)) < size)
+    lasts = (request.where(np.arange(len(request.ids))[::-1] < size) for request in requests)
+    differing = (last for last in lasts if not np.array_equal(first.records, last.records))
+    last = next(differing, Request.plain(first.records[::-1]))  # other seeds, if no other records
     return first, last
 
 
