@@ -126,7 +126,8 @@ def check_manifest(manifest: Mapping[str, Any], /) -> None:
         _require(name, all(map(_is_natural, [entry["bytes"], *entry["shape"]])))
     _require("container", manifest["container"] in CONTAINERS)
     _require("records", _is_natural(manifest["records"]))
-    _require("fields", all(_is_natural(field["missing"]) for field in fields))
+    num_missing = [field["missing"] for field in fields]  # of the records
+    _require("fields", all(_is_natural(n) and n <= manifest["records"] for n in num_missing))
     for kind, names in {"fields": [f["name"] for f in fields], "columns": columns}.items():
         _require(kind, all(isinstance(name, str) for name in names))
         _require(kind, len(set(names)) == len(names))

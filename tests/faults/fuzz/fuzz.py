@@ -55,7 +55,7 @@ from twinfeed.loaders import (
 )
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, PKBatchSampler, RandomSampler
 
-FOUND = ["buffer:123", "classes:502866", "location:41", "url:5058", "url:9077"]
+FOUND = ["buffer:123", "classes:502866", "collect:880763", "location:41", "url:5058", "url:9077"]
 FOUND += [f"index:{number}" for number in (4, 21, 31, 46, 58, 79, 351, 401, 433)]
 
 DOCUMENTED = (LoaderError, OSError)
