@@ -1,5 +1,6 @@
 from twinfeed.loaders.batches.feed import Feed as Feed
 from twinfeed.loaders.building.build import build_index as build_index
+from twinfeed.loaders.building.labels import FromExample as FromExample
 from twinfeed.loaders.building.labels import FromFile as FromFile
 from twinfeed.loaders.building.labels import FromFolder as FromFolder
 from twinfeed.loaders.building.labels import FromJson as FromJson

@@ -18,6 +18,7 @@ from twinfeed.loaders.building._parts import (
     check_field_count,
 )
 from twinfeed.loaders.building.labels import (
+    FromExample,
     FromJson,
     key_of,
     label_field_error,
@@ -220,7 +221,7 @@ class ShardScanner:
             return
         source = self.label_source
         # The name of a field, or an object such as FromFolder, which needs the key.
-        field = source.field if isinstance(source, FromJson) else source
+        field = source.field if isinstance(source, FromJson | FromExample) else source
         # `values` has what the label of each record is computed from, and `kind` is its type.
         kind: str = "key"
         values: Iterable[bytes | str] = [key or "" for key in chunk.keys]
@@ -256,6 +257,10 @@ class ShardScanner:
         if label is None and self.options.background is None:
             problem = f"a label: {label_source_text(source)} gives none"
             advice = _FIELD_ADVICE if isinstance(source, str | FromJson) else _LABEL_ADVICE
+            if isinstance(source, FromExample):
+                advice = f"read Examples whole, with example=False (--raw); {_SKIP_ADVICE}"
+            elif isinstance(source, str) and not self.options.example:
+                advice = f"FromExample({source!r}) (--label-example) parses the record; {advice}"
             self.skip_or_raise(problem, record, advice)
             return False
         if label not in self.label_numbers:

@@ -58,7 +58,7 @@ def build_index(
             folder of images, with a folder for each class; or a list of `Entry`.
         path: the folder of the index, on this machine.
         label: a field (an Example's feature, a tar member such as "cls"), `FromJson`, `FromFolder`,
-            `FromFile`, `FromTable`, or a function. The function is given a record's
+            `FromFile`, `FromTable`, `FromExample`, or a function. The function is given a record's
             dict (its fields by name, `__key__`, `__shard__`, `__number__`) and returns an int, a
             str or None. An empty label is an error, and so is another field called "label".
         classes: the names of the labels, by their number. By default text that is an integer in

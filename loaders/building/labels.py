@@ -1,4 +1,4 @@
-"""Sources of labels: a field, a JSON key, a folder, a file, a table, or a function."""
+"""Sources of labels: a field, a JSON key, a folder, a file, an Example, a table, or a function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
-from twinfeed.loaders.formats.example import decode_list, sample_of
+from twinfeed.loaders.formats.example import decode_list, locate, sample_of
 from twinfeed.loaders.formats.records import Range, Record, Sample
 from twinfeed.loaders.index.options import Label, LabelFrom, as_label
 from twinfeed.loaders.support.csv_columns import csv_columns
@@ -71,16 +71,38 @@ class FromJson(_Source):
 
     def _value(self, record: Record, shard: str, below: str) -> Any:
         """Return the value at the path in the field; None if it is missing."""
-        field = record.fields.get(self.field)
-        try:
-            value = None if field is None else json.loads(field.data)
-        except (ValueError, RecursionError) as error:
-            problem = f"field {self.field!r} is not JSON: {error}"
-            where = location_of(record, shard, field)
-            raise DataCorruptionError(problem, **where, advice=_FIX_RECORD_ADVICE) from None
+        value = _parsed(self.field, json.loads, "JSON", record, shard)
         for key in self.key.split(".") if self.key else ():
             value = value.get(key) if isinstance(value, dict) else None
         return value
+
+
+@dataclass(frozen=True)
+class FromExample(_Source):
+    """Take the label from a feature of a `tf.train.Example` that is read as raw bytes, whole.
+
+    This is for `example=False` (`--raw`), where an index has one field "data", which a parse
+    function of your own gets. The feature holds an integer, or a text. `field` names another field
+    of bytes, such as a member of a tar.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import build_index, pack
+    >>> out = mkdtemp()
+    >>> _ = pack([{"image": b"...", "target": 7}], out)
+    >>> label = FromExample("target")
+    >>> index = build_index(f"{out}/*.tfrecord", f"{out}/x.index", label=label, example=False)
+    >>> index.labels, list(index.fields)
+    (array([7]), ['data'])
+    """
+
+    _kind = "example"
+    feature: str
+    field: str = "data"
+
+    def _value(self, record: Record, shard: str, below: str) -> Any:
+        """Return the value of the feature; None if it is missing."""
+        features = _parsed(self.field, locate, "an Example", record, shard) or {}
+        return _field_value(features.get(self.feature))
 
 
 @dataclass(frozen=True)
@@ -206,7 +228,7 @@ class FromTable(_Source):
             raise ValueError(f"{table}: {len(bad)} {problem}, as {bad[:5]}")
 
 
-LabelSource = str | FromJson | FromFolder | FromFile | FromTable | LabelFunction
+LabelSource = str | FromJson | FromExample | FromFolder | FromFile | FromTable | LabelFunction
 
 
 def label_of(source: LabelSource, record: Record, shard: str, below: str) -> Label | None:
@@ -265,8 +287,8 @@ def label_source(label: LabelSource | None, /) -> tuple[LabelFrom | None, str | 
     if callable(label) and not isinstance(label, type):
         return "function", None
     raise TypeError(
-        "label must be a field's name, FromJson(...), FromFolder(), FromFile(...), FromTable(...) "
-        f"or a function, got {label!r}"
+        "label must be a field's name, FromJson(...), FromFolder(), FromFile(...), FromTable(...), "
+        f"FromExample(...) or a function, got {label!r}"
     )
 
 
@@ -306,6 +328,17 @@ def _field_value(field: Range | None) -> Any:
         return text
     values = decode_list(field.kind, field.data)
     return values[0] if field.kind != "bytes_list" and len(values) == 1 else values
+
+
+def _parsed(name: str, parse: Callable[[Any], Any], kind: str, record: Record, shard: str) -> Any:
+    """Return the parsed bytes of a field; None if it is missing."""
+    field = record.fields.get(name)
+    try:
+        return None if field is None else parse(field.data)
+    except (ValueError, RecursionError) as error:  # a DataCorruptionError has a `problem`
+        problem = f"field {name!r} is not {kind}: {getattr(error, 'problem', error)}"
+        where = location_of(record, shard, field)
+        raise DataCorruptionError(problem, **where, advice=_FIX_RECORD_ADVICE) from None
 
 
 def _call_function(function: LabelFunction, record: Record, shard: str) -> Any:

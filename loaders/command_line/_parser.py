@@ -28,6 +28,7 @@ from typing import Any, get_args
 
 from twinfeed.loaders.audit.declared import Expectation
 from twinfeed.loaders.building.labels import (
+    FromExample,
     FromFile,
     FromFolder,
     FromJson,
@@ -209,6 +210,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "--expect": {"choices": get_args(Expectation)},
     "--exclude": {"default": ()},
     "--incomplete": {"dest": "complete", "action": "store_false"},
+    "--label-example": {"type": FromExample},
     "--label-folder": {"action": "store_const", "const": FromFolder()},
     "--list": {"dest": "lists"},
     "--raw": {"dest": "example", "action": "store_false"},
@@ -246,6 +248,7 @@ shards...                  paths, globs, braces, URLs; or a folder of images
 --label-file REGEX         the group of a match in a file's name, such as 'class_(\d+)'
 --label-folder             the first folder of the path; a folder of images has its labels by itself
 --label-folder-level LEVEL  another folder: 1 is the second, -1 the innermost
+--label-example FEATURE    a feature of an Example that --raw reads whole
 --label-table TABLE        a CSV or TSV file with the header key,label; see the docs for the keys
 )
 (

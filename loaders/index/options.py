@@ -15,7 +15,7 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import validate
 
 Missing = Literal["error", "skip", "empty"]
-LabelFrom = Literal["field", "file", "folder", "function", "json", "table"]
+LabelFrom = Literal["example", "field", "file", "folder", "function", "json", "table"]
 
 
 class ReadingOptions(TypedDict, total=False):

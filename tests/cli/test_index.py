@@ -49,6 +49,7 @@ def test_index_takes_folders_examples_and_names(
         (tar, ["--label-folder"], ("cats", "dogs")),
         (tar, ["--label-folder-level", "-1"], ("kittens", "puppies")),
         (tar, ["--label-folder-level", "1"], ("kittens", "puppies")),
+        (records, ["--raw", "--label-example", "target"], ()),
         (records, ["--label", "target", "--label-names"], ("10", "2")),
     ]:
         assert main(["index", shard, "--out", out, *options, "-q"]) == 0, options
@@ -56,7 +57,7 @@ def test_index_takes_folders_examples_and_names(
     for wrong, message in [
         (["--label-folder-level", "x"], "invalid"),
         (["--label-names", "--classes", out], "not allowed with argument"),
-        (["--label-folder", "--label", "a"], "not allowed with argument"),
+        (["--label-folder", "--label-example", "a"], "not allowed with argument"),
     ]:
         with pytest.raises(SystemExit):
             main(["index", tar, "--out", out, *wrong])

@@ -23,6 +23,7 @@ from twinfeed import TarWriter, TFRecordWriter
 from twinfeed.loaders import (
     DecodeImage,
     Feed,
+    FromExample,
     FromTable,
     Index,
     LoaderError,
@@ -104,6 +105,9 @@ def labels(_: Corpus, draw: random.Random) -> None:
         lambda: build_index("m.tar", "m.index", label=from_json, classes=classes),
         lambda: build_index("m.tar", "m.index", label=FromTable("m.csv"), classes=classes),
         lambda: build_index("m.tfrecord", "m.index", label="x", classes=classes),
+        lambda: build_index(
+            "m.tfrecord", "m.index", label=FromExample("x"), example=False, classes=classes
+        ),
     ]
     if classes is None:
         samples = [{"x": b"1", "label": text} for text in texts]

@@ -13,6 +13,7 @@ from support.shards import tars, write_tar, write_tfrecord
 
 from twinfeed.loaders import (
     DataCorruptionError,
+    FromExample,
     FromFile,
     FromFolder,
     FromJson,
@@ -26,6 +27,7 @@ from twinfeed.loaders import (
 from twinfeed.loaders.building import _merge
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 
 
 @pytest.mark.parametrize(
@@ -295,19 +297,20 @@ def from_origin(origin: str, root: Path, texts: tuple[str, ...], **options: Any)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(b"image")
         return build_index(root / "images", out, **options)
-    if origin == "tfrecord":
+    if origin in ("tfrecord", "example"):
         shard = write_tfrecord(root / "x.tfrecord", [{"target": text} for text in texts])
-        return build_index(shard, out, label="target", **options)
+        label: Any = "target" if origin == "tfrecord" else FromExample("target")
+        return build_index(shard, out, label=label, example=origin == "tfrecord", **options)
     members = [{"cls": t.encode(), "json": json.dumps({"id": t}).encode()} for t in texts]
     write_tar(shard, [(f"{n:03}", parts) for n, parts in enumerate(members)])
     rows = ["key,label", *(f'{n:03},"{text}"' for n, text in enumerate(texts))]
     (root / "t.csv").write_text("\n".join(rows))
     sources = {"member": "cls", "json": FromJson("json", "id"), "csv": FromTable(root / "t.csv")}
-    label: Any = sources.get(origin, lambda sample: sample["cls"].decode())
+    label = sources.get(origin, lambda sample: sample["cls"].decode())
     return build_index(shard, out, label=label, **options)
 
 
-ORIGINS = ["member", "tfrecord", "csv", "json", "folder", "function"]
+ORIGINS = ["member", "tfrecord", "example", "csv", "json", "folder", "function"]
 ORIGINS += ["pack tar", "pack tfrecord", "pack tar split"]
 RULE: list[tuple[tuple[str, ...], Any, Any]] = [  # texts, classes=, and the sorted labels or error
     (("2", "10", "-1", "10"), None, [-1, 2, 10, 10]),
@@ -344,7 +347,7 @@ def test_text_is_a_number_or_a_name_by_one_rule(tmp_path: Path, origin: str) -> 
             with pytest.raises(ValueError, match=expected) as caught:
                 from_origin(origin, root, texts, classes=classes)
             place = "record [0-2]|x.tfrecord" if "pack" in origin or "fr" in origin else "key|table"
-            assert re.search(place, str(caught.value)), caught.value
+            assert origin == "example" or re.search(place, str(caught.value)), caught.value
             continue
         index = from_origin(origin, root, texts, classes=classes)
         if isinstance(expected, tuple):
@@ -447,12 +450,43 @@ def test_level_of_a_folder_is_an_integer(level: Any) -> None:
         FromFolder(level=level)
 
 
-def test_function_parses_examples_that_are_read_whole(tmp_path: Path) -> None:
-    rows = [{"y": "a" * (n % 3)} for n in range(500)]
-    shard = write_tfrecord(tmp_path / "a.tfrecord", rows)
-    out = tmp_path / "x.index"
-    index = build_index(shard, out, label=lambda sample: len(sample["data"]), example=False)
-    assert index.labels.tolist() == [len(encode(row)) for row in rows]
-    assert list(index.fields) == ["data"]
-    with pytest.raises(DataCorruptionError, match="lacks a label: label='y'"):
-        build_index(shard, out, label="y", example=False)
+def test_example_may_be_a_member_of_a_tar(tmp_path: Path) -> None:
+    members = [("a", {"pb": encode({"y": 3})}), ("b", {"pb": encode({"y": 5})})]
+    label = FromExample("y", field="pb")
+    index = build_index(write_tar(tmp_path / "a.tar", members), tmp_path / "x.index", label=label)
+    assert index.labels.tolist() == [3, 5]
+
+
+def test_label_of_an_example_that_is_read_whole(tmp_path: Path) -> None:
+    """An integer or a text; what is no Example, or lacks the feature, is an error at its place."""
+    path, out = tmp_path / "a.tfrecord", tmp_path / "x.index"
+    label = FromExample("target")
+    many = list(range(500))  # which are scanned as chunks
+    for values, expected in (
+        ([3, 5], [3, 5]),
+        (["b", "a"], [1, 0]),
+        ([[3.0], [5.0]], [3, 5]),
+        (many, many),
+    ):
+        write_tfrecord(path, [{"target": value, "x": b"1"} for value in values])
+        index = build_index(path, out, label=label, example=False)
+        assert (index.labels.tolist(), list(index.fields)) == (expected, ["data"])
+        assert (index.options.label_from, index.options.label) == ("example", "target")
+        with pytest.raises(DataCorruptionError, match=r"gives none[^$]*example=False"):
+            build_index(path, out, label=label)
+    write_tfrecord(path, [{"target": 3}, {"x": b"1"}])
+    with pytest.raises(
+        DataCorruptionError, match=r"lacks a label: label=FromExample.*\(--label-ex"
+    ):
+        build_index(path, out, label=label, example=False)
+    assert len(build_index(path, out, label=label, example=False, missing="skip")) == 1
+    with pytest.raises(DataCorruptionError, match=r"FromExample\('target'\)"):
+        build_index(path, out, label="target", example=False)
+    write_tfrecord(path, [{"target": [3, 4]}])
+    with pytest.raises(DataCorruptionError, match="gives a value that is not a label"):
+        build_index(path, out, label=label, example=False)
+    with TFRecordWriter(path) as writer:
+        writer.write(b"\x0a\xff\xff")
+    with pytest.raises(DataCorruptionError, match="'data' is not an Example: not a v") as caught:
+        build_index(path, out, label=label, example=False)
+    assert (caught.value.record, caught.value.path) == (0, str(path))
