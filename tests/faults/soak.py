@@ -409,8 +409,15 @@ def lightning_route(folder: Path, index: Index, case: Case) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.1)
 
+    class Saver(ModelCheckpoint):
+        """Do not save at the end of an epoch, where Lightning miscounts: docs/trainers.md."""
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step % case.steps:
+                super().on_train_batch_end(trainer, *args)
+
     saves = folder / "saves"
-    saver = ModelCheckpoint(saves, "{step}", every_n_train_steps=EVERY, save_top_k=-1)
+    saver = Saver(saves, "{step}", every_n_train_steps=EVERY, save_top_k=-1)
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=case.epochs,
