@@ -70,13 +70,14 @@ def replaced(
     """
     _check_replaceable(sampler)
     stream = copy.copy(sampler)
-    replacements = stream._replacements = Replacements(sampler, schedule)
+    replacements = Replacements(sampler, schedule)
     traits = replace(sampler.traits, repeats=True, needs_records=True)
-    fields = {"parameters": {**sampler.parameters, **replacements.parameters}, "traits": traits}
-    vars(stream).update(fields, _own_cursor=None, _fingerprint={})
-    if stream.parameters is not fields["parameters"] or not stream.traits.needs_records:
+    # Set through `vars`: a user's sampler may be a frozen dataclass.
+    vars(stream).update(traits=traits, _replacements=replacements, _own_cursor=None)
+    vars(stream)["_fingerprint"] = {}  # `fingerprint` adds the replacements
+    if not stream.traits.needs_records:
         owner, advice = type(sampler).__name__, "set it in __init__, for replaced() to change it"
-        raise TypeError(f"{owner}.parameters and traits must not be properties: {advice}")
+        raise TypeError(f"{owner}.traits must not be a property: {advice}")
     return stream
 
 

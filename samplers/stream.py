@@ -14,6 +14,7 @@ from twinfeed.samplers.state import (
     StateMismatchError,
     compare_fingerprints,
     fields_before,
+    json_value,
 )
 from twinfeed.samplers.traits import SampleSpace
 
@@ -65,6 +66,8 @@ class Stream(SampleSpace, ABC):
         fingerprint: dict[str, Any] = vars(self).setdefault("_fingerprint", {})
         if not fingerprint:
             fingerprint.update(self._fields())
+            if self._replacements is not None:
+                fingerprint.update(json_value(self._replacements.parameters))
         return dict(fingerprint)
 
     def _as_ints(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:

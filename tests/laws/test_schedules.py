@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -355,6 +356,29 @@ def test_steps_of_a_sampler_of_ids_are_positions() -> None:
             again.load_state_dict(state)
         with pytest.raises(StateMismatchError, match=r"replaced from step 9: the state has \[\[0,"):
             plain.load_state_dict(changed.state_at(1, 4))
+
+
+@dataclass(frozen=True)
+class Stored(Sampler):
+    """A sampler of a user's own, whose parameters are computed."""
+
+    num_records: int
+
+    @property
+    def parameters(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"n": self.num_records}
+
+    def draw(self, epoch: int, positions: Any) -> Any:
+        return (positions + epoch) % self.num_records
+
+
+@pytest.mark.parametrize("make", [Stored, lambda n: BatchSampler(Stored(n), batch_size=1)])
+def test_replaced_ids_of_a_frozen_sampler_are_in_its_states(make: Any) -> None:
+    plain, changed = make(3), replaced(make(3), {4: {0: 1}})
+    assert [np.ravel(list(changed)).tolist() for _ in range(3)] == [[0, 1, 2], [1, 2, 1], [2, 1, 1]]
+    changed.load_state_dict(plain.state_at(1, 1))
+    with pytest.raises(StateMismatchError, match="replaced from step 4: the state has 'nothing'"):
+        changed.load_state_dict(plain.state_at(1, 2))
 
 
 @pytest.mark.parametrize("field", ["exclude from step 3", "changes so far"])

@@ -24,6 +24,7 @@ from twinfeed.samplers import (
     RandomSampler,
     ReuseSampler,
     Sampler,
+    SamplerTraits,
     SequentialSampler,
     ShardShuffleSampler,
     SubsetSampler,
@@ -107,10 +108,10 @@ class Unknown(Endless):
 
 
 class Computed(Sampler):
-    """A sampler whose parameters are computed, so that a copy cannot have others."""
+    """A sampler whose traits are computed, so that a copy cannot have others."""
 
-    num_records = 9
-    parameters = property(lambda self: {"n": 9})  # type: ignore[assignment]
+    num_records, parameters = 9, {"n": 9}
+    traits = property(lambda self: SamplerTraits())  # type: ignore[assignment]
 
     def draw(self, epoch: int, positions: Any) -> Any:
         return positions
@@ -242,7 +243,7 @@ REFUSED: Refused = [
                 Computed,
                 {1: 0},
                 TypeError,
-                "Computed.parameters and traits must not be",
+                "Computed.traits must not be a property: set",
             ),
             (lambda: [0, 1], {1: 0}, TypeError, "must be one of twinfeed.samplers, got a list: wr"),
         ]
