@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import obstore
 from obstore import exceptions
@@ -24,7 +25,7 @@ from twinfeed.loaders.storage.retries import (
     refused_error,
 )
 from twinfeed.loaders.storage.store import ObjectInfo, RangeData, Store
-from twinfeed.loaders.storage.url import OBJECTS, Location, masked
+from twinfeed.loaders.storage.url import OBJECTS, WEB, Location, masked
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -47,6 +48,13 @@ _CREDENTIALS_ADVICE = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or for a public container "
     "AZURE_SKIP_SIGNATURE=true",
 }
+# The environment variables with the URL of the server. obstore uses the first that is set, and
+# panics if one of them is not a URL.
+_ENDPOINT_VARIABLES = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
 
 
 class ObjectStore(Store):
@@ -61,6 +69,7 @@ class ObjectStore(Store):
         if _http_allowed():
             timeouts["allow_http"] = True
         request_timeout = _milliseconds(network.request_seconds)
+        _check_endpoints(root)
         try:
             self._client = _open(root, {**timeouts, "timeout": request_timeout})
         except (exceptions.BaseError, OSError) as error:
@@ -122,6 +131,39 @@ def _open(root: Location, options: ClientConfig) -> Any:
     return AzureStore(container, **settings)
 
 
+def _check_endpoints(root: Location) -> None:
+    """Raise LoaderError for an endpoint in the environment that is no URL, at which obstore panics.
+
+    The first one that is set, to which obstore connects, must be https://, or http:// with
+    permission.
+    """
+    names = [name for name in _ENDPOINT_VARIABLES[OBJECTS[root.scheme]] if name in os.environ]
+    for name in names:
+        endpoint, problem = os.environ[name], None
+        if not _is_url(endpoint):
+            problem, advice = "is not the URL of a server", f"correct or unset {name}"
+        elif name == names[0] and endpoint.startswith("http:") and not _http_allowed():
+            problem = "is http://, which is not encrypted and not allowed"
+            advice = f"set {name.partition('_')[0]}_ALLOW_HTTP=true if you trust the network"
+        if problem:
+            raise LoaderError(
+                f"{name} in the environment {problem}",
+                path=root,
+                found=repr(masked(endpoint)),
+                advice=advice,
+            )
+
+
+def _is_url(text: str) -> bool:
+    """Return whether a string is a valid URL of a web server (http or https)."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises ValueError if it is not a number up to 65535
+    except ValueError:  # an invalid port, or an unpaired bracket
+        return False
+    return parts.scheme in WEB and bool(parts.hostname) and not re.search(r"\s", text)
+
+
 def _milliseconds(seconds: float) -> str:
     """Return a duration as text, for obstore."""
     return f"{round(1000 * seconds)}ms"
@@ -140,7 +182,7 @@ def _stat(meta: ObjectMeta) -> ObjectInfo:
     return ObjectInfo(meta["size"], meta["e_tag"])
 
 
-def _status(error: BaseException) -> int | None:
+def _status(error: Exception) -> int | None:
     """Return the HTTP status in the text of an error of obstore; None if there is none."""
     match = _STATUS_CODE.search(str(error))
     return int(match[1]) if match else None
@@ -157,10 +199,7 @@ def _translated_errors(location: Location) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise not_found(str(location)) from None
-    except BaseException as error:
-        # obstore panics, for example, at an endpoint in the environment that is not a URL.
-        if not isinstance(error, exceptions.BaseError) and type(error).__name__ != "PanicException":
-            raise
+    except exceptions.BaseError as error:
         reason, credentials = _reason(error), _CREDENTIALS_ADVICE[OBJECTS[location.scheme]]
         # Without credentials in the environment, obstore asks the metadata server of the cloud.
         if _METADATA_URL.search(str(error)):
@@ -177,13 +216,13 @@ def _translated_errors(location: Location) -> Iterator[None]:
             raise no_ranges_error(str(location)) from None
         is_known = not isinstance(error, exceptions.GenericError)  # generic: timeouts, 5xx, …
         if is_known or is_final(_status(error)) or _FINAL_REASON.search(reason):
-            variables = "AWS_REGION, AWS_ENDPOINT_URL; at http:// AWS_ALLOW_HTTP=true"
+            variables = "AWS_REGION, AWS_ENDPOINT_URL"
             advice = f"check the URL and the store's variables in the environment ({variables})"
             raise refused_error(location, reason, advice) from None
         raise TransientError(reason) from None
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: Exception) -> str:
     """Return the reason of an error of obstore, as one line of text without secrets.
 
     The text of such an error begins with the request, and ends with the error of Rust's library

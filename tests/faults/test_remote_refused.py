@@ -349,7 +349,7 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
         (answered(place, **NO_KEYS), LoaderError, "(?s)^no credentials .*set AWS_ACC.*profiles", 0)
         for place in ("s3://403/*.tar", "s3://403/x")
     ),
-    (answered("s3://403/x", AWS_ALLOW_HTTP=None), LoaderError, "at http:// AWS_ALLOW_HTTP=true", 0),
+    (answered("s3://403/x", AWS_ALLOW_HTTP=None), LoaderError, "set AWS_ALLOW_HTTP=true", 0),
     (
         answered("s3://403/x", AWS_ENDPOINT_URL_S3="https://127.0.0.1:1"),  # which counts
         LoaderError,
@@ -358,25 +358,15 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     ),
     (opened(NONE, AWS_S3_EXPRESS="perhaps"), LoaderError, "(?s)perhaps.*correct or unset", 0),
     *(
-        (
-            opened(NONE, AWS_ENDPOINT_URL=given),
-            LoaderError,
-            "(?s)refuses the request.*AWS_ENDPOINT_URL",
-            0,
-        )
+        (opened(NONE, AWS_ENDPOINT_URL=given), LoaderError, "AWS_ENDPOINT_URL .*not the URL of", 0)
         for given in (
             *("", " ", "localhost:9000", "http://", "http://a:99999", "http://[a"),
             *(f"http://user:{SECRET}@host:99999", f"user:{SECRET}@host"),
             f"http://user:a#{SECRET}@host",
         )
     ),
-    (opened("az://box/x", AZURE_ENDPOINT=""), LoaderError, "the store's variables", 0),
-    (
-        opened("gs://box/x", GOOGLE_BASE_URL="", GOOGLE_SKIP_SIGNATURE="true"),
-        LoaderError,
-        "the store's variables",
-        0,
-    ),
+    (opened("az://box/x", AZURE_ENDPOINT=""), LoaderError, "AZURE_ENDPOINT .* not the URL", 0),
+    (opened("gs://box/x", GOOGLE_BASE_URL=""), LoaderError, "GOOGLE_BASE_URL .* not the URL", 0),
     # Caches
     (lambda w: DiskCache("x", bytes=0), ValueError, "bytes must be at least 1, got 0", 0),
     (under(World.read, **CACHE), ValueError, "TWINFEED_CACHE_BYTES a number of bytes", 0),
