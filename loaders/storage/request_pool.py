@@ -44,9 +44,16 @@ class _Queue:
         self._urgent: OrderedDict[int, _Request] = OrderedDict()
         self._prefetch: OrderedDict[int, _Request] = OrderedDict()
 
-    def put(self, request: _Request, *, urgent: bool) -> None:
-        """Add a request at the end of its kind."""
-        (self._urgent if urgent else self._prefetch)[id(request.future)] = request
+    def put(self, request: _Request, *, urgent: bool, first: bool = False) -> None:
+        """Add a request at the end of its kind, or as the first of it."""
+        requests, key = self._urgent if urgent else self._prefetch, id(request.future)
+        requests[key] = request
+        requests.move_to_end(key, last=not first)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the next request is urgent."""
+        return bool(self._urgent)
 
     def promote(self, key: int) -> None:
         """Make the request of a future with this id urgent, if it is here."""
@@ -178,6 +185,7 @@ class RequestPool:
             with self._lock:
                 may_open = self._num_threads < retries.NETWORK.requests  # a connection
                 has_room = len(sent) < int(self._window) and (self._is_idle or may_open)
+                urgent = self._sendable.is_urgent
                 request = self._pop(self._sendable) if has_room else None
                 if not request and not sent:
                     self._is_sending = False  # a thread that ends its request starts it again
@@ -188,13 +196,13 @@ class RequestPool:
                 sent.append((request, receive))
             else:  # no connection is idle: another thread opens one, once it may
                 self._is_idle = False
-                self._queue_again(request, self._waiting if may_open else self._sendable)
+                self._queue_again(request, self._waiting if may_open else self._sendable, urgent)
 
-    def _queue_again(self, request: _Request, queue: _Queue) -> None:
-        """Put a request that has started into a queue again, as the next but for urgent ones."""
+    def _queue_again(self, request: _Request, queue: _Queue, urgent: bool = True) -> None:
+        """Put a request that has started into a queue again, as the first of its kind."""
         with self._lock:
             self._in_flight -= request.size
-            queue.put(request, urgent=True)
+            queue.put(request, urgent=urgent, first=True)
         self._start_threads()
 
     def _receive(self, request: _Request, receive: Receive) -> None:
