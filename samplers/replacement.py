@@ -153,9 +153,10 @@ class Replacements:
 
     def at(self, steps: Int64s, ids: Int64s) -> Int64s:
         """Return the ids that a sampler of ids gives in the place of these: one at each step."""
-        pairs = zip(ids.tolist(), steps.tolist(), strict=True)
-        good = [self._good(id_, step) if id_ in self._history else id_ for id_, step in pairs]
-        return np.array(good, np.int64)
+        ids = ids.copy()  # those drawn may be a table that is kept
+        for i in np.flatnonzero(np.isin(ids, self._bad)):
+            ids[i] = self._good(int(ids[i]), int(steps[i]))
+        return ids
 
     def _good(self, bad: int, step: int, batch: Int64s | tuple[()] = ()) -> int:
         """Return the id in the place of a bad one of a batch, which is itself before its step."""
