@@ -49,6 +49,7 @@ class IdPass(StreamPass, Iterator[int]):
         if not chunk:
             self._sampler._cursor._end_iteration(self)
             raise StopIteration
+        self.check_epoch(self._sampler._cursor)
         ids = self._draw(self.epoch, np.arange(chunk.start, chunk.stop, chunk.step))
         self._num_drawn, self._ids = start + len(chunk), iter(ids.tolist())
         return next(self._ids)

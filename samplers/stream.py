@@ -192,6 +192,17 @@ class StreamPass:
     epoch: int
     #: The step at which it starts; a `BatchStream` moves it.
     step: int
+    _is_warned = False
+
+    def check_epoch(self, cursor: Cursor) -> None:
+        """Warn once if it goes on after the position was set to another epoch."""
+        if cursor.epoch != self.epoch and not self._is_warned:
+            self._is_warned = True
+            warn(
+                f"an iteration over epoch {self.epoch} goes on, and the position is in epoch "
+                f"{cursor.epoch} now: call set_epoch before the iteration begins (state_dict of a "
+                f"StatefulDataLoader begins one, and so Accelerate's use_stateful_dataloader)"
+            )
 
     def position(self) -> int:
         """Return the step after the last one drawn: at its end, the number of steps of an epoch."""
