@@ -90,7 +90,8 @@ def write_shards(
     A shard ends by `shard_stops`, `max_bytes` or `max_records`. `kinds` is of all splits together.
     """
     title = f"packing {packed.name}"
-    items = iter(progress_bar(packed.samples, title, "record", progress, total=packed.num_samples))
+    shown = progress_bar(packed.samples, title, "record", progress, total=packed.num_samples)
+    items = (item for item in shown)  # it ends once, unlike an iterator that begins again
     open_writer = TarWriter if packed.container == "tar" else TFRecordWriter
     for first in items:
         path = packed.folder / f"{packed.name}-{len(packed.shard_files):05d}.shard"

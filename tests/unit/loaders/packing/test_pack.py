@@ -142,6 +142,27 @@ def test_iterable_is_written_in_order_or_shuffled(tmp_path: Path) -> None:
     assert packed["a"].classes == plain.classes
 
 
+class BeginsAgain:
+    """An iterator that goes on after its end."""
+
+    number = 0
+
+    def __iter__(self) -> BeginsAgain:
+        return self
+
+    def __next__(self) -> dict[str, int]:
+        if self.number == 3:
+            self.number = 0
+            raise StopIteration
+        self.number += 1
+        return {"x": self.number}
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_records": 2}, {"seed": 0}])
+def test_an_iterable_is_packed_up_to_its_first_end(tmp_path: Path, options: Any) -> None:
+    assert sorted(pack(BeginsAgain(), tmp_path, **options)["data"].columns["x"]) == [1, 2, 3]
+
+
 def test_tfrecord_to_tar_and_back_keeps_every_field(tmp_path: Path) -> None:
     samples = [
         {"__key__": f"k{n}", "image": b"\xff\xd8\xff%d" % n, "note": f"n{n}", "label": n % 3}
