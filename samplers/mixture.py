@@ -92,8 +92,8 @@ class MixtureSampler(Sampler):
         seed: SupportsIndex,
     ) -> None:
         self._samplers = [_check_mixable(order) for order in orders]
-        if not self._samplers:
-            raise ValueError(f"orders must hold at least one sampler, got {orders!r}")
+        if not self._samplers or isinstance(orders, (set, frozenset)):
+            raise ValueError(f"orders must be a list of at least one sampler, got {orders!r}")
         check = partial(_smallest_integers, count=len(self._samplers))
         self._weights = StepSchedule.parse("weights", weights, check)
         never = np.flatnonzero(np.max(self._weights.values, axis=0) == 0)

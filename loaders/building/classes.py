@@ -98,7 +98,7 @@ def check_classes(classes: Classes, /) -> Classes:
     """Return `classes`; raise an error unless it is a list of different names, "names" or None."""
     if classes is None or (isinstance(classes, str) and classes == "names"):
         return classes
-    counts = Counter(checks.names("classes", classes))
+    counts = Counter(checks.names("classes", classes, ordered=True))
     bad = [name for name, count in counts.items() if count > 1 or as_label(name) is None]
     if bad:
         raise ValueError(f"classes must be different names that are not empty, got {bad[:5]}")

@@ -33,7 +33,7 @@ def expand(
 ) -> list[str]:
     """Return the names of the shards that match a pattern or several patterns.
 
-    - Braces are expanded first, then globs. The matches of each glob are sorted.
+    - Braces are expanded first, then globs. The matches of each glob are sorted, and so is a set.
     - A pattern that is the name of an existing file or object is not expanded.
     - With `complete`, numbered sets (`-00003-of-00010`) must have every number.
 
@@ -44,9 +44,10 @@ def expand(
             spelling, or through a link).
         DataCorruptionError: an incomplete set. It is a ValueError.
     """
-    patterns = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    paths = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    patterns = [os.fspath(path) for path in paths]
     found: list[str] = []
-    for pattern in [os.fspath(path) for path in patterns]:
+    for pattern in sorted(patterns) if isinstance(shards, (set, frozenset)) else patterns:
         refuse_command(pattern)
         for name in [pattern] if _exists(pattern) else expand_braces(pattern):
             found += _glob(name)

@@ -381,8 +381,10 @@ def _can_cast(array: Array, dtype: np.dtype[Any], *, has_dtype: bool) -> bool:
 def keeps_integers(integers: Array, dtype: np.dtype[Any], /) -> bool:
     """Return whether each integer keeps its value if it is cast to a dtype of numbers."""
     with np.errstate(all="ignore"):  # an integer may be too large for the dtype
-        cast_and_back = np.real(integers.astype(dtype)).astype(integers.dtype)
-    return bool(np.array_equal(cast_and_back, integers))
+        cast = np.real(integers.astype(dtype))
+        is_equal = cast.astype(integers.dtype) == integers
+    # 2**63 becomes negative as int64, and is itself again as uint64.
+    return bool((is_equal & ((cast < 0) == (integers < 0))).all())
 
 
 def _wrong_dtype(name: str, found: str, expected: str) -> CollateError:

@@ -14,7 +14,7 @@ import numpy as np
 
 from twinfeed.loaders.formats.example import parse_sequence
 from twinfeed.loaders.formats.sniff import IMAGES
-from twinfeed.loaders.support import system
+from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.display import call_repr
 from twinfeed.loaders.support.extras import requires_extra
@@ -466,8 +466,8 @@ class DecodeExample:
         lists: tuple[str, ...] = (),
     ) -> None:
         self.field = field
-        self.features = features
-        self.lists = lists
+        self.features = None if features is None else checks.names("features", features)
+        self.lists = checks.names("lists", lists)
 
     def __repr__(self) -> str:
         return call_repr(self)

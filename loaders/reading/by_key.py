@@ -14,7 +14,7 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.dataset_source import as_source
 from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
 from twinfeed.loaders.reading.source import Source
-from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.loaders.support.array_types import Int64s, as_array
 from twinfeed.loaders.support.csv_columns import csv_columns
 from twinfeed.samplers import validate
 
@@ -131,7 +131,7 @@ def joined(table: ByKey, index: Source, /) -> ByRecord:
     if any(isinstance(value, str) for value in stored):
         values = [stored[row] for row in order]
     else:
-        values = np.asarray(column)[order]
+        values = as_array(column)[order]
     return ByRecord(values) if len(order) == len(rows) else ViewRows(values, starts)
 
 

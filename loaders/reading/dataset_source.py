@@ -94,7 +94,7 @@ class DatasetSource:
         digest: str | None = None,
         threads: bool = False,
     ) -> None:
-        wanted = checks.names("fields", () if fields is None else fields)  # (): all
+        wanted = checks.names("fields", () if fields is None else fields, ordered=True)  # (): all
         if len({*wanted}) < len(wanted):
             raise ValueError(f"fields must be different names, got {wanted}")
         dataset = _dataset_class(data)(data, wanted)
@@ -537,7 +537,7 @@ def _as_number_column(name: str, values: Any) -> Array:
     """Return the values of a column as an array of numbers; a mapped array stays mapped."""
     array = _to_numpy(name, values)
     if array.dtype == object:
-        array = np.asarray(array.tolist())
+        array = as_array(array.tolist())
     if array.dtype.kind not in "biufc":
         raise TypeError(
             f"column {name!r} must hold numbers, got {array.dtype}: number them, and give columns="

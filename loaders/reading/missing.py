@@ -177,7 +177,8 @@ def _stored_value(index: Any, name: str, value: Any) -> Any:
     kind = index.fields[name].kind if name in index.fields else "bytes"
     if kind in _NUMBERS:
         array = np.asarray(value)
-        castable = np.can_cast(array.dtype, _NUMBERS[kind], "same_kind")
+        fits = array.dtype != np.uint64 or array.max(initial=0) < 2**63  # else it wraps
+        castable = fits and np.can_cast(array.dtype, _NUMBERS[kind], "same_kind")
         if array.ndim <= 1 and (castable or not array.size):
             return array.astype(_NUMBERS[kind])[()]  # a number of no dimension stays a number
     elif kind == "bytes" and isinstance(value, (bytes, str)):

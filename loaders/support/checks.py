@@ -26,9 +26,12 @@ def bytes_of(text: str, /) -> int:
     return int(Decimal(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
-def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
-    """Return the user's names as a tuple of strings; `name` is the argument, for the error."""
-    if isinstance(values, Iterable) and not isinstance(values, str):
+def names(name: str, values: Iterable[str], /, *, ordered: bool = False) -> tuple[str, ...]:
+    """Return the user's names as a tuple of strings; `name` is the argument, for the error. A set
+    or a dict (which says the order by its values) is refused where the names are `ordered`.
+    """
+    refused = (str, set, frozenset, Mapping) if ordered else str
+    if isinstance(values, Iterable) and not isinstance(values, refused):
         strings = tuple(values)
         if all(isinstance(value, str) for value in strings):
             return strings

@@ -708,7 +708,8 @@ REFUSED: Refused = [
         ValueError,
         "each of orders must not be empty, got SequentialSampler(0",
     ),
-    (mixture(orders=[], weights=[]), ValueError, "orders must hold at least one sampler"),
+    (mixture(orders=[], weights=[]), ValueError, "orders must be a list of at least one sampler"),
+    (mixture(orders={SequentialSampler(4)}, weights=[1]), ValueError, "orders must be a list"),
     (lambda: diagnose([0, 1]), ValueError, "batch_size must be given"),
     (
         lambda: diagnose(BatchSampler(SequentialSampler(4), batch_size=2), batch_size=4),

@@ -161,6 +161,12 @@ REFUSED: Refused = [
     (of(TAR, label=5), TypeError, "label must be a field's name, .* or a function, got 5"),
     (of(TAR, label=FromFolder), TypeError, r"FromFolder\(\), .*, got <class"),
     (of(TAR, classes="cd"), TypeError, "classes must be a list of names, got 'cd'"),
+    (
+        of(TAR, classes={"c": 1, "d": 0}),
+        TypeError,
+        r"classes must be a list of names, got \{'c': 1",
+    ),
+    (of(TAR, classes={"c"}), TypeError, r"classes must be a list of names, got \{'c'\}"),
     (of(TAR, classes=[1, 2]), TypeError, r"classes must be a list of names, got \[1, 2\]"),
     (of(TAR, classes=["a", "b", "a"]), ValueError, r"classes must be different .* got \['a'\]"),
     (of(TAR, classes=["a", ""]), ValueError, r"not empty, got \[''\]"),

@@ -224,6 +224,8 @@ REFUSED: Refused = [
         KeyError,
         "missing",
     ),
+    (lambda _: DecodeExample(features="ab"), TypeError, "features must be a list of names"),
+    (lambda _: DecodeExample(lists="ab"), TypeError, "lists must be a list of names"),
     (
         lambda _: DecodeExample()({"data": encode({"x": 1}) + b"\x12\7\x0a\5\x0a\1x\x12\0"}),
         ValueError,

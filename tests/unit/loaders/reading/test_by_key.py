@@ -156,6 +156,9 @@ def test_tables_that_do_not_fit_are_refused(index: Index, tmp_path: Path) -> Non
     mixed = ByKey({"k": KEYS, "v": ["a", None, "c", "d"]}, key="k", value="v")
     with pytest.raises(TypeError, match="side table 'n' must be an array of numbers or a list of"):
         Feed(index, whole, side={"n": mixed})
+    large = ByKey({"k": KEYS, "v": [1, 2, 3, 2**63 + 1]}, key="k", value="v")
+    with pytest.raises(TypeError, match="float64 cannot hold 9223372036854775809 of a list"):
+        Feed(index, whole, side={"n": large})
     path = tmp_path / "a.csv"
     for text, error, word in (
         ("", KeyError, r"key='k' is no column of .*a\.csv: it has \[\]"),

@@ -150,6 +150,19 @@ def test_dataset_may_be_empty() -> None:
     assert DatasetSource([], fields=["x"]).fields == ["x"]
 
 
+@pytest.mark.parametrize("fields", [{"x", "y"}, {"x": 1, "y": 0}])
+def test_fields_have_an_order(fields: Any) -> None:
+    """A set has another one in each process; a dict says another than its own."""
+    with pytest.raises(TypeError, match=r"fields must be a list of names, got \{"):
+        DatasetSource([(1, 2)], fields=fields)
+
+
+@pytest.mark.parametrize("data", [{"x": [5, 2**63 + 5]}, [{"x": 5}, {"x": 2**63 + 5}]])
+def test_a_column_does_not_round_integers(data: Any) -> None:
+    with pytest.raises(TypeError, match="float64 cannot hold 9223372036854775813 of a list: give"):
+        DatasetSource(data, columns=["x"])
+
+
 def test_label_is_read_once_and_is_no_field() -> None:
     counted = Once()
     rows = DatasetSource(counted, label="label", columns=["label"])

@@ -74,7 +74,7 @@ def test_missing_value_fills_lists_and_repeated_records(tmp_path: Path) -> None:
     batch = feed[0, 0]
     assert batch["x"].tolist()[2] == [9, 0, 0]
     assert batch["x_length"].tolist() == [1, 2, 1, 1, 2, 3]
-    for value in ([1.5], ["one"], 1.5, [[1]]):  # which an int64 does not hold, or no list
+    for value in ([1.5], ["one"], 1.5, [[1]], 2**63):  # which an int64 does not hold, or no list
         with pytest.raises(TypeError, match="have a number or a list of numbers for the field 'n'"):
             Feed(index, feed.sampler, missing={"x": [9], "n": value})
 
