@@ -22,6 +22,7 @@ from twinfeed.loaders.loop.run import Run
 from twinfeed.loaders.reading.prefetch.schedule import Request
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
+from twinfeed.loaders.support.checks import check_ids
 from twinfeed.loaders.support.fork import PerProcess, end_with_parent
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import JaggedParts, join_jagged
@@ -136,6 +137,11 @@ class RecordDataset(Dataset[Any]):
         if in_worker:
             end_with_parent()
         if isinstance(wanted, Request):
+            if wanted.num_records not in (None, self._records):
+                raise ValueError(
+                    f"the request is for one of {wanted.num_records} records, and the dataset has "
+                    f"{self._records}: give RequestSampler the feed of the RecordDataset"
+                )
             if in_worker and self._batcher().cache is not None:
                 raise ValueError(NO_CACHE_IN_WORKERS)
             return _CollatedBatch(self._batcher()(wanted))
@@ -155,7 +161,7 @@ class RecordDataset(Dataset[Any]):
 
     def samples(self, records: ArrayLike, seeds: UInt64s, /) -> list[Sample]:
         """Return the samples of these records, with the seed of each for the transform."""
-        return self._batcher().samples_of_records(np.asarray(records, np.int64), seeds)
+        return self._batcher().samples_of_records(check_ids(records, self._records), seeds)
 
 
 class _CollatedBatch(dict[str, Any]):
@@ -280,7 +286,8 @@ class RequestSampler(TorchSampler):
     def __iter__(self) -> Iterator[Request]:
         Run.check_may_start()
         for epoch, step, ids in self._sampler.passes():
-            yield Request.of(self._sampler, epoch, step, ids, seeds=self._seeded)
+            request = Request.of(self._sampler, epoch, step, ids, seeds=self._seeded)
+            yield request._replace(num_records=self._sampler.num_records)
 
     @property
     def batch_sampler(self) -> RequestSampler:

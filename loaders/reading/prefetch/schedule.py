@@ -39,6 +39,7 @@ class Request(NamedTuple):
         views: int64[samples], the number of each sample's view or use.
         seeds: uint64[samples], the seed for each sample's transform; None if no seeds are needed.
         mask: bool[batch], False for the rows of padding; None if the batch has none.
+        num_records: of the feed, to check that a request is read from its own; None if not known.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 2).records
@@ -52,6 +53,7 @@ class Request(NamedTuple):
     views: Int64s
     seeds: npt.NDArray[np.uint64] | None
     mask: npt.NDArray[np.bool_] | None = None
+    num_records: int | None = None
 
     @classmethod
     def of(

@@ -48,6 +48,10 @@ def own(**options: Any) -> Callable[[Index], object]:
     return call
 
 
+def other_feed() -> Feed:
+    return Feed({"x": np.arange(5)}, ExactOnceBatchSampler(5, batch_size=2))
+
+
 def stream(feed: Feed) -> BatchStream:
     return feed.sampler
 
@@ -87,6 +91,12 @@ REFUSED: Refused = [
     (lambda index: whole()(index).load_state_dict(STATE), StateMismatchError, "seed: .* 6"),
     (lambda index: RecordDataset(fed(index), threads=1.5), TypeError, "must be .*, got 1.5"),
     (lambda index: RecordDataset(fed(index))[RECORDS], IndexError, "24"),
+    (lambda index: RecordDataset(fed(index))[-1], IndexError, "must lie in .0, 24., got -1"),
+    (
+        lambda index: RecordDataset(fed(index))[next(iter(RequestSampler(other_feed())))],
+        ValueError,
+        "the request is for one of 5 records, and the dataset has 24: give RequestSampler the feed",
+    ),
     (lambda index: RecordDataset(captions(index))[0], ValueError, "'caption' has 48 rows, the in"),
     (own(batch_sampler=RequestSampler), TypeError, "give collate_fn=as_tensors"),
     (own(batch_sampler=RequestSampler, collate_fn=lambda batch: batch["else"]), KeyError, "else"),
