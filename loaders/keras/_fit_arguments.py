@@ -32,11 +32,12 @@ def resolve_arrange(arrange: Any) -> Any:
 
 def check_options(options: Mapping[str, Any], arrange: Any) -> None:
     """Refuse options of `model.fit` that Keras would ignore, and unusable validation data."""
-    for name in ("batch_size", "sample_weight", "shuffle", "steps_per_epoch", "y"):
+    for name in ("batch_size", "initial_epoch", "sample_weight", "shuffle", "steps_per_epoch", "y"):
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(
                 f"fit of ResumeCallback takes no {name}=: arrange makes targets and weights, and "
-                f"the feed's sampler has the batch size, the order and batches_per_epoch="
+                f"the feed's sampler has the batch size, the order and batches_per_epoch=, and the "
+                f"loader the epoch"
             )
     validation = options.get("validation_data")
     if isinstance(validation, Feed) or (isinstance(validation, Loader) and not callable(arrange)):

@@ -125,7 +125,7 @@ ARRANGE = r"from a batch to \(inputs, targets\), or .* got a"
 MAP = r"map .* to \(inputs, targets\)"
 UNSAVED = r"callbacks\['Odd'\]\['own'\]\['odd'\] cannot be saved, got .*: get_state must return"
 OTHERS = "must come from the loader, but fit got others"
-OPTIONS = ["batch_size", "sample_weight", "shuffle", "steps_per_epoch", "y"]
+OPTIONS = ["batch_size", "initial_epoch", "sample_weight", "shuffle", "steps_per_epoch", "y"]
 OPTIMIZERS: list[Callable[[], Any]] = [
     lambda: "sgd",
     lambda: keras.optimizers.Adam(amsgrad=True),
