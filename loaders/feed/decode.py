@@ -496,6 +496,9 @@ class _FeatureList(list[Any]):
         - Byte strings become a list of strings if each step has one. Otherwise they become a list
           that has a list of strings for each step.
         """
+        kinds = {str(getattr(values, "dtype", "bytes")) for values in self if len(values)}
+        if len(kinds) > 1:
+            raise ValueError(f"a feature list has {' and '.join(sorted(kinds))} in its steps")
         lengths = {len(values) for values in self}
         is_scalar = lengths <= {1}  # each step has a single value
         if not self or isinstance(self[0], list):  # no steps, or byte strings

@@ -11,8 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
@@ -23,6 +21,7 @@ from twinfeed.loaders.packing._sample_check import (
     kind_of_value,
     split_key,
 )
+from twinfeed.loaders.support.array_types import as_array
 from twinfeed.loaders.support.atomic import fsync_path
 from twinfeed.loaders.support.progress import progress_bar
 
@@ -190,7 +189,7 @@ def _as_bytes(name: str, value: Any) -> bytes:
         return value
     if isinstance(value, str):
         return value.encode()
-    array = np.asarray(value)
+    array = as_array(value)
     if array.dtype.kind not in "iufb":
         raise TypeError(
             f"field {name!r} must hold bytes, str or numbers in a tar, got {reprlib.repr(value)}: "

@@ -177,10 +177,12 @@ def _stored_value(index: Any, name: str, value: Any) -> Any:
     kind = index.fields[name].kind if name in index.fields else "bytes"
     if kind in _NUMBERS:
         array = np.asarray(value)
-        fits = array.dtype != np.uint64 or array.max(initial=0) < 2**63  # else it wraps
-        castable = fits and np.can_cast(array.dtype, _NUMBERS[kind], "same_kind")
+        castable = np.can_cast(array.dtype, _NUMBERS[kind], "same_kind")
         if array.ndim <= 1 and (castable or not array.size):
-            return array.astype(_NUMBERS[kind])[()]  # a number of no dimension stays a number
+            cast = array.astype(_NUMBERS[kind])
+            # 2**63 is negative as int64, and 2**24 + 1 is another float32. Floats are rounded.
+            if array.dtype.kind == "f" or (cast.astype(object) == array.astype(object)).all():
+                return cast[()]  # a number of no dimension stays a number
     elif kind == "bytes" and isinstance(value, (bytes, str)):
         return value.encode() if isinstance(value, str) else value
     elif kind == "bytes_list" and isinstance(value, (list, tuple)):

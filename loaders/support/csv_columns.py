@@ -15,9 +15,9 @@ def csv_columns(path: str, /) -> dict[str, tuple[str, ...]]:
     """
     try:
         text = read_file(path, LIMITS.table_bytes).decode("utf-8-sig")
-        lines = csv.reader(
-            io.StringIO(text, newline=""), delimiter="\t" if path.endswith(".tsv") else ","
-        )
+        delimiter = "\t" if path.endswith(".tsv") else ","
+        # `strict`: a quote that is not closed would take the rest of the file as one cell.
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         names, *rows = [row for row in lines if row] or [[]]
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a table: {error}") from None

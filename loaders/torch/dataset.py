@@ -161,7 +161,8 @@ class RecordDataset(Dataset[Any]):
 
     def samples(self, records: ArrayLike, seeds: UInt64s, /) -> list[Sample]:
         """Return the samples of these records, with the seed of each for the transform."""
-        return self._batcher().samples_of_records(check_ids(records, self._records), seeds)
+        ids = check_ids(np.asarray(records, np.int64), self._records)
+        return self._batcher().samples_of_records(ids, seeds)
 
 
 class _CollatedBatch(dict[str, Any]):

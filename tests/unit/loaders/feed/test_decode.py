@@ -386,6 +386,21 @@ def test_repeated_record_and_padding_are_copied(tmp_path: Path) -> None:
 # Examples
 
 
+@pytest.mark.frameworks
+def test_steps_of_a_feature_list_have_one_kind() -> None:
+    """As TensorFlow asks for: numpy would round, or make text of numbers."""
+    import tensorflow as tf
+
+    steps = [
+        tf.train.Feature(int64_list=tf.train.Int64List(value=[2**53 + 1])),
+        tf.train.Feature(float_list=tf.train.FloatList(value=[0.5])),
+    ]
+    lists = tf.train.FeatureLists(feature_list={"x": tf.train.FeatureList(feature=steps)})
+    data = tf.train.SequenceExample(feature_lists=lists).SerializeToString()
+    with pytest.raises(ValueError, match="a feature list has float32 and int64 in its steps"):
+        DecodeExample()({"data": data})
+
+
 def test_raw_example_is_decoded_into_its_features() -> None:
     data = encode({"a": 1, "b": [1, 2], "c": [0.5], "d": [b"x", b"y"], "e": b"z"})
     sample = DecodeExample("data")({"data": data, "kept": 3})

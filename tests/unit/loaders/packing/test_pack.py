@@ -441,6 +441,13 @@ REFUSED: Refused = [
         )
     ),
     # Samples
+    (packed([{"x": np.ma.array([1], mask=[1])}]), TypeError, "record 0: field 'x' is masked: fill"),
+    (
+        packed([{"x": [2**53 + 1, 0.5]}], **TAR),
+        TypeError,
+        "record 0: float64 cannot hold 90071992547",
+    ),
+    (packed([{"x": np.ma.masked}], **TAR), TypeError, "record 0: field 'x' is masked: fill it"),
     (packed([{"x": 1}, 2]), TypeError, "record 1: a sample must be a dict .* field name, got 2"),
     (packed(np.zeros((2, 2))), TypeError, r"record 0: a sample must be a dict .* got array\("),
     (packed([{"x": 1, 2: 3}]), TypeError, "record 0: a field's name must be a str, got 2"),

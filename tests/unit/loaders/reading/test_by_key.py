@@ -163,6 +163,8 @@ def test_tables_that_do_not_fit_are_refused(index: Index, tmp_path: Path) -> Non
     for text, error, word in (
         ("", KeyError, r"key='k' is no column of .*a\.csv: it has \[\]"),
         ("k,v\n1,2\n3\n", ValueError, "a.csv: row 2 has 1 cells, not 2"),
+        ('k,v\n1,"a dog\n2,a cat\n', ValueError, "a.csv is not a table: unexpected end of data"),
+        ('k,v\n1,"5" disc"\n', ValueError, "a.csv is not a table: ',' expected after '\"'"),
         ("k,v\n\udcff,2\n", ValueError, "a.csv is not a table"),
         ("k,v,v\n1,2,3\n", ValueError, r"a.csv: two columns have one name, of \['k', 'v', 'v'\]"),
     ):
