@@ -50,12 +50,12 @@ def write_index(
 class _ColumnWriter:
     """Write the rows of a field, or the values of a column, and compute a digest of the content.
 
-    The digest is the same for equal records in another container. `digest_input` says what it is
-    of: "crc32c", the CRC of each field; "<i8" or "<f8", the values; or None, since containers
-    encode lists differently.
+    The digest is the same for equal records in another container, but for lists, which containers
+    encode differently. `digest_input` says what it is of: "crc32c", the CRC of each field; "<i8" or
+    "<f8", the values.
     """
 
-    def __init__(self, file: ArrayFile, digest_input: str | None) -> None:
+    def __init__(self, file: ArrayFile, digest_input: str) -> None:
         self.file, self.digest_input = file, digest_input
         self.digest = hashlib.sha256(f"{digest_input} {list(file.shape)}\n".encode())
         self.num_missing = 0
@@ -70,7 +70,7 @@ class _ColumnWriter:
             is_missing = items["length"] < 0  # the length of a missing field is -1
             crcs = np.where(is_missing, -1, items["crc"].astype(np.int64))  # [71, 72]
             self.digest.update(crcs.astype("<i8").tobytes())
-        elif self.digest_input is not None:  # values, converted to this dtype
+        else:  # values, converted to this dtype
             self.digest.update(items.astype(self.digest_input).tobytes())
 
 
@@ -110,8 +110,7 @@ class _IndexMerger:
                 max_location = stats.num_files or totals.max_offset
                 dtype = row_type(max_location, totals.max_length, whole_files=stats.num_files > 0)
                 file = store.new(f"field-{len(self.field_writers)}", dtype, (stats.num_records,))
-                digest_input = "crc32c" if totals.kind == "bytes" else None
-                self.field_writers[name] = _ColumnWriter(file, digest_input)
+                self.field_writers[name] = _ColumnWriter(file, "crc32c")
         sizes = stats.string_sizes.items()
         self.string_writers = [_StringWriter(store, name, *size) for name, size in sizes]
         self.num_earlier_files = 0  # loose files of the parts that were added so far
@@ -201,9 +200,6 @@ class _IndexMerger:
                 {"name": name, "kind": stats.fields[name].kind, "missing": writer.num_missing}
                 for name, writer in self.field_writers.items()
             ],
-            # Some fields have no digest: their `digest_input` is None.
-            "digests": {
-                name: w.digest.hexdigest() for name, w in writers.items() if w.digest_input
-            },
+            "digests": {name: writer.digest.hexdigest() for name, writer in writers.items()},
             "class_order": order_digest,
         }

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.source import Source
 from twinfeed.samplers import StateMismatchError
 
@@ -16,13 +17,17 @@ def record_state(source: Source, /) -> dict[str, Any]:
     It has the number of records, and a digest (a hash of all values) for each field, whose values
     are stored in the shards, and for each column, whose values are an array of the index.
 
-    The digests of fields and of columns are apart, since a state may be loaded for the same records
-    in another container. For example, the number 7 may be the text b"7" in a field of a tar, but an
-    integer in a column of an index of TFRecords. Their digests differ, and must not be compared.
+    The digests of fields, of columns and of lists are apart, since a state may be loaded for the
+    same records in another container. For example, the number 7 may be the text b"7" in a field of
+    a tar, but an integer in a column of an index of TFRecords. Their digests differ, and must not
+    be compared.
     """
     digests: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
+    stored = source.fields if isinstance(source, Index) else {}
     for name, digest in source.digests.items():
-        digests["columns" if name in source.columns else "fields"][name] = digest
+        is_list = name in stored and stored[name].kind != "bytes"
+        kind = "columns" if name in source.columns else "lists" if is_list else "fields"
+        digests.setdefault(kind, {})[name] = digest
     return {"count": len(source), **digests}
 
 
@@ -40,8 +45,8 @@ def check_records(saved: object, current: Mapping[str, Any], where: object, /) -
         StateMismatchError: the digests of a field or column differ.
     """
     compared = False
-    for kind in ("fields", "columns"):
-        digests = current[kind]
+    for kind in ("fields", "columns", "lists"):
+        digests = current.get(kind, {})
         saved_digests = saved.get(kind) if isinstance(saved, Mapping) else None
         saved_digests = saved_digests if isinstance(saved_digests, Mapping) else {}
         for name in sorted(digests.keys() & saved_digests):

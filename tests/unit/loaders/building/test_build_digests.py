@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twinfeed.loaders import (
-    pack,
-)
+from twinfeed.loaders import Feed, NumpyLoader, pack
+from twinfeed.samplers import BatchSampler, SequentialSampler, StateMismatchError
+
+WHOLE = BatchSampler(SequentialSampler(3), batch_size=3)
 
 
 @pytest.mark.filterwarnings("ignore:fields that some")
@@ -43,10 +44,20 @@ def test_digest_tells_integer_zero_from_float_zero(tmp_path: Path) -> None:
     assert found[0]["x"] != found[1]["x"]
 
 
-def test_lists_of_numbers_have_no_digest(tmp_path: Path) -> None:
+def test_lists_have_digests_that_states_compare(tmp_path: Path) -> None:
+    """In a tar they are text, so a state does not compare them with those of a TFRecord."""
     samples: list[dict[str, Any]] = [
         {"x": np.arange(n + 1), "y": float(n), "z": b"z"} for n in range(3)
     ]
-    index = pack(samples, tmp_path / "a", container="tfrecord")["data"]
+    others = [*samples[:2], samples[2] | {"x": np.arange(3) - 1}]
+    index, again, other, tar = (
+        pack(data, tmp_path / name, container="tar" if name == "d" else "tfrecord")["data"]
+        for name, data in (("a", samples), ("b", samples), ("c", others), ("d", samples))
+    )
     assert index.fields["x"].kind == "int64_list"
-    assert set(index.digests) == {"y", "z"}
+    assert index.digests == again.digests
+    assert {name for name, one in index.digests.items() if other.digests[name] != one} == {"x"}
+    state = NumpyLoader(Feed(index, WHOLE, fields=["z"])).state_dict()
+    NumpyLoader(Feed(tar, WHOLE, fields=["z"])).load_state_dict(state)
+    with pytest.raises(StateMismatchError, match="saved with other records: 'x' has the digest"):
+        NumpyLoader(Feed(other, WHOLE, fields=["z"])).load_state_dict(state)
