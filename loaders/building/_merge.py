@@ -114,6 +114,8 @@ class _IndexMerger:
         sizes = stats.string_sizes.items()
         self.string_writers = [_StringWriter(store, name, *size) for name, size in sizes]
         self.num_earlier_files = 0  # loose files of the parts that were added so far
+        self.num_parts = 0
+        self.left_out: list[Array] = []  # pairs of the number of a part, and that of a record
         self.class_names = list(() if classes in (None, "names") else classes)
         self.class_of: dict[Label | None, int] = {}
         if stats.options.label_from:
@@ -135,6 +137,9 @@ class _IndexMerger:
         # For a part with the labels ["dog", "cat"], and the classes ["cat", "cow", "dog"]: [2, 0].
         classes = np.array([self.class_of[label] for label in part.labels], np.int64)
         for batch in part.batches():
+            if "leftout" in batch:
+                numbers = batch["leftout"]
+                self.left_out.append(np.stack([np.full_like(numbers, self.num_parts), numbers], 1))
             for strings in self.string_writers:  # of keys, and of paths of loose files
                 if f"{strings.name}-ends" in batch:
                     strings.write(batch)
@@ -149,6 +154,7 @@ class _IndexMerger:
                 # no number for it: there is no array "rows-None".
                 rows = batch.get(f"rows-{field_numbers.get(name)}")
                 self.add_rows(writer, rows, int(batch["count"]))
+        self.num_parts += 1
         self.num_earlier_files += part.num_files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, num_records: int) -> None:
@@ -189,6 +195,9 @@ class _IndexMerger:
                 "classes= are names of integer labels, and the index has no labels: say with "
                 "label= where the labels are"
             )
+        if self.left_out:
+            pairs = np.concatenate(self.left_out)
+            store.add({"leftout": pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]})
         if self.class_names:
             store.add(StringColumn.of(self.class_names).arrays("classes"))
         writers = self.field_writers | self.column_writers

@@ -120,6 +120,7 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
         excluded.add(error.record)
         part.is_incomplete = True
     part.num_excluded = len(excluded)
+    scanner.left_out.extend(number for number in excluded if number is not None)
 
 
 class ShardScanner:
@@ -153,6 +154,7 @@ class ShardScanner:
         self.keys: list[str] = []
         self.files: list[str] = []
         self.labels = array("q")  # indices into `part.labels`
+        self.left_out = array("q")  # numbers of records, in any order
 
     def add(self, record: Record) -> None:
         """Add a record to the batch, unless it lacks something and is skipped."""
@@ -183,6 +185,8 @@ class ShardScanner:
         fields = self.select_fields(chunk.record(0))
         if fields is None:
             self.part.num_skipped += len(chunk.headers) - 1  # the other records lack the same field
+            number = chunk.first_number
+            self.left_out.extend(range(number + 1, number + len(chunk.headers)))
             return
         # A generator, which adds a label at each `next` and yields the index of its record: 0, 2.
         # Errors must come in the order of the records. So add the first label, then check the
@@ -302,6 +306,7 @@ class ShardScanner:
             tar_advice = _TAR_ADVICE if self.options.container == "tar" else ""
             raise missing_error(missing_item, record, self.path, advice + tar_advice)
         self.part.num_skipped += 1
+        self.left_out.append(record.number)
 
     def add_field(self, name: str, range_: Range, first_file_number: int, number: int) -> None:
         """Add a field of a record to the batch, by its offset or by the number of its file."""
@@ -360,13 +365,15 @@ class ShardScanner:
                 part.string_sizes[name] = (count + len(column), size + len(column.text))
         if self.label_source is not None:
             arrays["labels"] = np.array(self.labels)
+        if self.left_out:
+            arrays["leftout"] = np.array(self.left_out)
         self.part_file.add(self.num_records, arrays)
         part.num_records += self.num_records
         self.start_batch()
 
     def finish(self) -> None:
         """Write the last batch, unless it is empty, and the statistics of the part."""
-        if self.num_records:
+        if self.num_records or self.left_out:
             self.write_batch()
         part = self.part
         part.labels = [*self.label_numbers]

@@ -149,6 +149,11 @@ class Index:
                 ends = arrays[f"{name}-ends"]
                 check(f"{name}-ends", len(ends) if length is None else length, "<u4", "<i8")
                 check(f"{name}-text", int(ends[-1]), "u1")
+        if "leftout" in arrays:  # the shard and the number of each record
+            pairs = arrays["leftout"]
+            fits = pairs.dtype == np.dtype("<i8") and pairs.shape == (self.options.left_out, 2)
+            if not fits or (pairs[:, 0] // shards).any():
+                raise ValueError(f"leftout does not fit {shards} shards")
         if arrays["shardstops"][-1] != records:
             raise ValueError(f"shardstops does not fit {records} records")
 
@@ -380,11 +385,28 @@ class Index:
     def location(self, record: int, /) -> tuple[str, int]:
         """Return the path of a record's shard, relative to the root, and the record's index in it.
 
-        Records of the shard that the index excludes are not counted.
+        Records of the shard that the index leaves out are counted.
         """
         stops = self.shard_stops
         shard = int(stops.searchsorted(record, "right"))
-        return self.shard_paths[shard], record - int(stops[shard - 1] if shard else 0)
+        number = record - int(stops[shard - 1] if shard else 0)
+        if "leftout" in self._arrays:
+            next_ids, counts = self._left_out
+            number += int(next_ids.searchsorted(record, "right") - counts[shard])
+        return self.shard_paths[shard], number
+
+    @cached_property
+    def _left_out(self) -> tuple[Int64s, Int64s]:
+        """Of each record that is left out, the id of the record after it; and of each shard, how
+        many are left out of earlier shards.
+
+        Two shards of 3 records, of which the index leaves out 0 and 2, and then 1: ids 0 1 2 are
+        the records 1, and 0 2. The next ids are [0, 1, 2], and the counts [0, 2].
+        """
+        shards, numbers = self._arrays.verified_array("leftout").T
+        counts = shards.searchsorted(np.arange(len(self.shard_stops)))
+        starts = self.shard_stops - self.shard_lengths
+        return (starts + counts)[shards] + numbers - np.arange(len(numbers)), counts
 
     def keys(self, ids: Ids | None = None, /) -> list[str]:
         """Return the key of each record in `ids`, by default of all records.

@@ -105,8 +105,10 @@ class Request(NamedTuple):
     def joined(cls, requests: Sequence[Request], /) -> Request:
         """Return a request for the samples of several, of the epoch and the step of the first."""
         names = ("ids", "records", "views", "seeds")
-        arrays = [np.concatenate([getattr(r, name) for r in requests]) for name in names]
-        return cls(requests[0].epoch, requests[0].step, *arrays)
+        ids, records, views, seeds = (
+            np.concatenate([getattr(request, name) for request in requests]) for name in names
+        )
+        return cls(requests[0].epoch, requests[0].step, ids, records, views, seeds)
 
     def without_padding(self) -> Request:
         """Return the request as a sampler that pads has drawn it, with its padding as a mask."""

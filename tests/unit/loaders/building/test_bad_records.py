@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from support.shards import flip, numbered, tars, tfrecords
+from support.shards import flip, numbered, tars, tfrecords, write_tfrecord
 
 from twinfeed.loaders import (
     DataCorruptionError,
@@ -40,6 +42,36 @@ def test_bad_records_are_listed_and_excluded(tmp_path: Path) -> None:
     want = [sample["image"] for sample in numbered(0, 20)]
     assert images == want[:13] + want[14:]
     assert verify(index).ok
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_numbers_count_records_that_are_left_out(tmp_path: Path, skips: bool, seed: int) -> None:
+    """Else a key names another record once one is left out, and `exclude=` takes a good one."""
+    rng = np.random.default_rng(seed)
+    shards, kept, exclude = [], [], []
+    for shard in range(6):
+        rows: list[dict[str, Any]] = []
+        keep = rng.random(9) < (0, 0.2, 0.5, 1)[rng.integers(4)]
+        keep[0] |= shard == 3  # the index has a record
+        for number in range(9):
+            rows.append({"x": b"%d %d" % (shard, number), "label": number % 2})
+            if keep[number]:
+                kept.append((f"{shard}.tfrecord", number))
+            elif skips and rng.random() < 0.5:
+                del rows[-1]["label"]
+            else:
+                exclude.append((f"{shard}.tfrecord", number))
+        shards.append(write_tfrecord(tmp_path / f"{shard}.tfrecord", rows))
+    options: Any = {"label": "label", "missing": "skip"} if skips else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShardWarning)  # shards without records
+        index = build_index(shards, tmp_path / "x.index", exclude=exclude, **options)
+    assert [index.location(record) for record in range(len(index))] == kept
+    assert index.keys() == ["{}#{}".format(*where) for where in kept]
+    with Reader(index) as reader:
+        values = reader.read(range(len(index)), ["x"])["x"]
+    assert values == [f"{shard[0]} {number}".encode() for shard, number in kept]
 
 
 @pytest.mark.parametrize("place", [0, 4, 9])
