@@ -166,8 +166,8 @@ def verify(
         _check_arrays(source)
         if bad_list is not None and source.options.left_out:
             raise ValueError(
-                f"{source.where} leaves out records, so records have other numbers in its shards: "
-                "make the list by verify(shards, bad_list=…)"
+                f"{source.where} leaves out records, which the list would not have: make it by "
+                "verify(shards, bad_list=…)"
             )
         plan, shards = BuildPlan(source.shards_root, source.options), range(len(source.shards))
     else:

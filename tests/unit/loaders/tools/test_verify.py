@@ -252,7 +252,7 @@ def test_good_records_of_an_index_that_leaves_out_records(tmp_path: Path) -> Non
     report = verify(index)
     assert [bad.record for bad in report.findings] == [4, -1, -1]
     assert report.good_records.tolist() == [0, 1, 2, 3, *range(5, 9)]  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match=r"x\.index leaves out records, .*: make the list"):
+    with pytest.raises(ValueError, match=r"x\.index leaves out records, .*: make it by"):
         verify(index, bad_list=tmp_path / "bad.jsonl")
     assert verify(shards[:1], root=tmp_path).good_records is None
 
