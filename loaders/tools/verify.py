@@ -241,7 +241,7 @@ def _check_indexed_shard(
     stops = index.shard_stops
     start, stop = int(stops[shard - 1]) if shard else 0, int(stops[shard])
     batches = (range(n, min(n + _BATCH, stop)) for n in range(start, stop, _BATCH))
-    check = partial(_bad_records, reader, decode, name, start)
+    check = partial(_bad_records, reader, decode, name)
     try:
         results = in_order(check, batches, threads=processors() if decode else 1)
         found = [*chain.from_iterable(results)]
@@ -256,7 +256,7 @@ def _check_indexed_shard(
 
 
 def _bad_records(
-    reader: Reader, decode: _Decode | None, shard: str, start: int, ids: range
+    reader: Reader, decode: _Decode | None, shard: str, ids: range
 ) -> list[BadRecord | None]:
     """Return the finding of each record that is bad, or None; raise errors of a whole shard."""
     index, fields = reader.index, tuple(reader.index.fields)
@@ -268,12 +268,12 @@ def _bad_records(
         keys: Sequence[str | None] = index.keys(ids) if index.has_keys else [None] * len(ids)
         columns = [(name, values[name]) for name in fields]
         samples = ({n: v[i] for n, v in columns if v[i] is not None} for i in range(len(ids)))
-        numbers = (record - start for record in ids)
+        numbers = (index.location(record)[1] for record in ids)
         return [*map(partial(_undecodable, decode, shard), numbers, keys, samples)]
 
     def failed(record: int, error: Any) -> BadRecord:
         if not isinstance(error, OSError | StaleIndexError):
-            return bad_record(shard, error)._replace(record=record - start)
+            return bad_record(shard, error)._replace(record=index.location(record)[1])
         if index.container != "files":
             raise error
         file = error.filename if isinstance(error, OSError) else error.path
