@@ -173,6 +173,8 @@ class Batcher(Closing):
         }
         # The transform may write to what it gets, but not to arrays that other samples share.
         private = with_private_copies if recipe.shares_arrays else _with_writable_arrays
+        if recipe.decode is None and getattr(recipe.index, "in_memory", False):
+            samples = [*map(with_private_copies, samples)]  # lists and tensors are the data set's
         inputs = [
             {**private(sample), **extra}
             for sample, extra in zip(samples, samples_of(extras), strict=True)

@@ -150,6 +150,22 @@ def test_dataset_may_be_empty() -> None:
     assert DatasetSource([], fields=["x"]).fields == ["x"]
 
 
+def test_transform_may_write_to_the_values_of_a_list() -> None:
+    """A list of the data set would else grow in each epoch; its arrays are copied anyway."""
+
+    def increment(sample: dict[str, Any]) -> dict[str, Any]:
+        sample["x"][0] += 1
+        sample["y"] += 1
+        return {"x": np.array(sample["x"]), "y": sample["y"]}
+
+    data = [{"x": [float(n)], "y": np.array([n])} for n in range(4)]
+    feed = Feed(data, BatchSampler(SequentialSampler(4), batch_size=4), transform=increment)
+    loader = NumpyLoader(feed)
+    for batch in [*loader, *loader]:
+        assert batch["x"].ravel().tolist() == batch["y"].ravel().tolist() == [1, 2, 3, 4]
+    assert [sample["x"] for sample in data] == [[0.0], [1.0], [2.0], [3.0]]
+
+
 @pytest.mark.parametrize("fields", [{"x", "y"}, {"x": 1, "y": 0}])
 def test_fields_have_an_order(fields: Any) -> None:
     """A set has another one in each process; a dict says another than its own."""
