@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import zipfile
 from array import array
 from collections import defaultdict
@@ -28,7 +29,7 @@ from twinfeed.loaders.building.labels import (
 )
 from twinfeed.loaders.building.plan import BuildPlan, add_headers
 from twinfeed.loaders.building.sources import Job, local_copy
-from twinfeed.loaders.errors import DataCorruptionError, LoaderError
+from twinfeed.loaders.errors import DataCorruptionError, LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import Range, Record, RecordChunk, one_by_one
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.manifest import file_digest
@@ -111,6 +112,13 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
                 continue
             part.headers_crc = add_headers(part.headers_crc, [item.header])
             if job.excludes(item.number):
+                if item.number == job.stop:
+                    warnings.warn(
+                        f"{job.shard} can be read again from record {job.stop} on, and exclude= "
+                        f"leaves all of these out: make the list again with twinfeed verify",
+                        ShardWarning,
+                        stacklevel=2,
+                    )
                 excluded.add(item.number)
             else:
                 scanner.add(item)

@@ -108,6 +108,18 @@ def test_rest_of_broken_shard_is_listed_and_excluded(
         assert [bad.record for bad in verify(index).findings] == [-1]
 
 
+@pytest.mark.parametrize("make", [tfrecords, tars])
+def test_list_of_a_cut_shard_that_was_restored_warns(tmp_path: Path, make: Any) -> None:
+    """It leaves out good records."""
+    (shard,), listed = make(tmp_path, shards=1), tmp_path / "bad.jsonl"
+    whole = shard.read_bytes()
+    os.truncate(shard, len(whole) // 2)
+    (bad,) = verify([shard], root=tmp_path, bad_list=listed).findings
+    shard.write_bytes(whole)
+    with pytest.warns(ShardWarning, match=f"can be read again from record {bad.record} on, and"):
+        assert len(build_index([shard], tmp_path / "x.index", exclude=listed)) == bad.record
+
+
 def test_bad_loose_file_is_excluded(tmp_path: Path) -> None:
     folder = tmp_path / "images" / "c"
     folder.mkdir(parents=True)
