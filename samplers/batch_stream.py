@@ -293,7 +293,8 @@ class BatchStream(Stream):
         try:
             for start, stop in growing_ranges(own.step, self._steps, most):
                 for step, ids in enumerate(self._batches(own.epoch, start, stop), start):
-                    own.check_epoch(cursor)
+                    if cursor.epoch != own.epoch:
+                        own.check_epoch(cursor)
                     # Before the batch is yielded: a loop that takes exactly len() batches never
                     # resumes this generator.
                     own.step = step + 1

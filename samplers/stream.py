@@ -196,7 +196,9 @@ class StreamPass:
 
     def check_epoch(self, cursor: Cursor) -> None:
         """Warn once if it goes on after the position was set to another epoch."""
-        if cursor.epoch != self.epoch and not self._is_warned:
+        stream = cursor.stream
+        may_repeat = stream.evaluation or stream._fixed_order
+        if cursor.epoch != self.epoch and not (self._is_warned or may_repeat):
             self._is_warned = True
             warn(
                 f"an iteration over epoch {self.epoch} goes on, and the position is in epoch "

@@ -1,6 +1,7 @@
 """Merge the parts of all shards into one index: first their totals, then their arrays, by batches.
 
-Memory grows with the number of shards, fields and classes, not with the number of records.
+Memory grows with the number of shards, fields, classes and records that are left out, not with the
+number of records.
 """
 
 from __future__ import annotations

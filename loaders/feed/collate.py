@@ -382,9 +382,11 @@ def keeps_integers(integers: Array, dtype: np.dtype[Any], /) -> bool:
     """Return whether each integer keeps its value if it is cast to a dtype of numbers."""
     with np.errstate(all="ignore"):  # an integer may be too large for the dtype
         cast = np.real(integers.astype(dtype))
-        is_equal = cast.astype(integers.dtype) == integers
-    # 2**63 becomes negative as int64, and is itself again as uint64.
-    return bool((is_equal & ((cast < 0) == (integers < 0))).all())
+        is_kept = bool(np.array_equal(cast.astype(integers.dtype), integers))
+    # 2**63 becomes negative as int64, and -2**63 infinite as float16; cast back, both are the same.
+    if is_kept and dtype.kind in "iu":
+        is_kept = np.array_equal(cast < 0, integers < 0)
+    return is_kept and (dtype.char != "e" or bool(np.isfinite(cast).all()))
 
 
 def _wrong_dtype(name: str, found: str, expected: str) -> CollateError:

@@ -52,8 +52,9 @@ def check_records(saved: object, current: Mapping[str, Any], where: object, /) -
         for name in sorted(digests.keys() & saved_digests):
             compared = True
             if digests[name] != saved_digests[name]:
+                how = ", or lists that are encoded otherwise" if kind == "lists" else ""
                 raise StateMismatchError(
-                    f"the state was saved with other records: {name!r} has the digest "
+                    f"the state was saved with other records{how}: {name!r} has the digest "
                     f"{saved_digests[name]!r} in the state, and {digests[name]!r} in {where!r}"
                 )
     if not compared:

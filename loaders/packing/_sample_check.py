@@ -57,7 +57,7 @@ def kind_of_value(value: Any) -> str:
 def _check_value(name: str, value: Any) -> Any:
     """Return a field's value to pack, after a check that UTF-8 can encode name and value."""
     _check_text("a field's name", name, "rename the field")
-    if isinstance(value, np.ma.MaskedArray):
+    if np.ma.is_masked(value):
         raise TypeError(f"field {name!r} is masked: fill it, as in values.filled(-1)")
     if isinstance(value, str):
         _check_text(f"field {name!r}", value, "pack bytes instead of text")

@@ -176,7 +176,7 @@ def _stored_value(index: Any, name: str, value: Any) -> Any:
         return index.as_stored(name, value) if hasattr(index, "as_stored") else value
     kind = index.fields[name].kind if name in index.fields else "bytes"
     if kind in _NUMBERS:
-        array = np.asarray(value)
+        array = validate.unmasked(f"missing of {name!r}", value)
         castable = np.can_cast(array.dtype, _NUMBERS[kind], "same_kind")
         if array.ndim <= 1 and (castable or not array.size):
             cast = array.astype(_NUMBERS[kind])

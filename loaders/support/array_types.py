@@ -11,6 +11,8 @@ from twinfeed.samplers.types import Array, Ids, Int64s
 
 __all__ = ["Array", "Ids", "Int64s", "as_array"]
 
+_FLOAT64 = np.dtype(np.float64)
+
 
 def as_array(value: Any, /) -> Array:
     """Return a value as a numpy array; a bfloat16 tensor of torch gets the dtype of ml_dtypes.
@@ -24,7 +26,7 @@ def as_array(value: Any, /) -> Array:
     """
     if str(getattr(value, "dtype", None)) != "torch.bfloat16":
         array = np.asarray(value)
-        if array.dtype == np.float64 and isinstance(value, (list, tuple)):
+        if array.ndim and array.dtype == _FLOAT64 and not hasattr(value, "dtype"):
             _check_exact(value, array)
         return array
     try:
@@ -36,8 +38,9 @@ def as_array(value: Any, /) -> Array:
 
 def _check_exact(values: Any, array: Array) -> None:
     """Raise TypeError if an integer of a list is another number in the array of floats."""
-    is_large = np.abs(array) >= 2**53  # smaller integers are floats exactly
-    if is_large.any():
+    sizes = np.abs(array)
+    if not np.maximum.reduce(sizes, axis=None, initial=0) < 2**53:  # also if one is NaN
+        is_large = sizes >= 2**53  # smaller integers are floats exactly
         large = np.asarray(values, object)[is_large].tolist()
         for item, number in zip(large, array[is_large].tolist(), strict=True):
             value = item.item() if hasattr(item, "item") else item  # of a number of numpy

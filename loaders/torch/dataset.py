@@ -161,7 +161,7 @@ class RecordDataset(Dataset[Any]):
 
     def samples(self, records: ArrayLike, seeds: UInt64s, /) -> list[Sample]:
         """Return the samples of these records, with the seed of each for the transform."""
-        ids = check_ids(np.asarray(records, np.int64), self._records)
+        ids = check_ids(np.asarray(records), self._records)
         return self._batcher().samples_of_records(ids, seeds)
 
 
@@ -287,8 +287,7 @@ class RequestSampler(TorchSampler):
     def __iter__(self) -> Iterator[Request]:
         Run.check_may_start()
         for epoch, step, ids in self._sampler.passes():
-            request = Request.of(self._sampler, epoch, step, ids, seeds=self._seeded)
-            yield request._replace(num_records=self._sampler.num_records)
+            yield Request.of(self._sampler, epoch, step, ids, seeds=self._seeded)
 
     @property
     def batch_sampler(self) -> RequestSampler:

@@ -84,7 +84,7 @@ class Request(NamedTuple):
             ids = sampler.batch(epoch, step)
         records, views = sampler.records(ids), sampler.views(ids)
         sample_seeds = sampler.seeds(epoch, step) if seeds else None
-        request = cls(epoch, step, ids, records, views, sample_seeds)
+        request = cls(epoch, step, ids, records, views, sample_seeds, None, sampler.num_records)
         return request.without_padding() if sampler.traits.padded else request
 
     @classmethod

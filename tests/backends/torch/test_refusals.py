@@ -92,6 +92,7 @@ REFUSED: Refused = [
     (lambda index: RecordDataset(fed(index), threads=1.5), TypeError, "must be .*, got 1.5"),
     (lambda index: RecordDataset(fed(index))[RECORDS], IndexError, "24"),
     (lambda index: RecordDataset(fed(index))[-1], IndexError, "must lie in .0, 24., got -1"),
+    (lambda index: RecordDataset(fed(index))[1.7], TypeError, "ids must be integers"),  # type: ignore[index]
     (
         lambda index: RecordDataset(fed(index))[next(iter(RequestSampler(other_feed())))],
         ValueError,

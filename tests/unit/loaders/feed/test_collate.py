@@ -136,6 +136,7 @@ UNFIT: list[tuple[Any, Any, str]] = [
     (np.float64(1), np.int64(2**53 + 1), "int64 9007199254740993 where float64"),
     (np.zeros(2), np.array([0, 2**63 - 1]), "int64 where float64"),
     (1, 2**63, "uint64 9223372036854775808 where int64"),
+    (np.float16(1), -(2**63), "int64 -9223372036854775808 where float16"),
     (2**63, -1, "int64 -1 where uint64"),
     (1, b"one", "bytes where int64"),
     (1, "one", "str where int64"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -447,6 +447,7 @@ REFUSED: Refused = [
         TypeError,
         "record 0: float64 cannot hold 90071992547",
     ),
+    (packed([{"x": deque([2**53 + 1, 0.5])}], **TAR), TypeError, "record 0: float64 cannot hold"),
     (packed([{"x": np.ma.masked}], **TAR), TypeError, "record 0: field 'x' is masked: fill it"),
     (packed([{"x": 1}, 2]), TypeError, "record 1: a sample must be a dict .* field name, got 2"),
     (packed(np.zeros((2, 2))), TypeError, r"record 0: a sample must be a dict .* got array\("),
