@@ -101,6 +101,11 @@ COVERED = (
         "inputs sample_check shard_writer split",
     ),
     (
+        "loaders/reading",
+        "unit/loaders/reading/test_dataset_source.py",
+        "arrow_datasets map_datasets",
+    ),
+    (
         "loaders/reading/prefetch",
         "unit/loaders/reading/test_prefetch.py",
         "block_uses chunk_cache",
