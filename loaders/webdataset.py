@@ -160,6 +160,9 @@ class _CheckedStage(NamedTuple):
     def __call__(self, data: Iterable[Any]) -> Iterator[Any]:
         """Run the stage, and compare what it takes with what it gives."""
         size, inputs, outputs, ended = self.batch_size, 0, 0, False
+        # `batched` gives a batch when it takes the first sample of the next one. Of batches of one
+        # sample, any other stage would be ahead by the sample that it drops.
+        leads = (0, 1) if size > 1 or self._name == "_batched" else (0,)
 
         def counted() -> Iterator[Any]:
             nonlocal inputs, ended
@@ -169,18 +172,22 @@ class _CheckedStage(NamedTuple):
             ended = True
 
         for outputs, item in enumerate(DataPipeline().invoke(self.stage, counted()), 1):
-            # `batched` gives a batch when it takes the first sample of the next one.
-            if inputs > outputs and inputs - outputs * size not in (0, 1) and not ended:
+            if inputs > outputs and inputs - outputs * size not in leads and not ended:
                 raise self._error(inputs, outputs)
             yield item
         if inputs > outputs and outputs not in (inputs // size, -(-inputs // size)):
             raise self._error(inputs, outputs)
 
+    @property
+    def _name(self) -> str:
+        """The name of the stage's function: `_batched` of the stage `batched`."""
+        return getattr(getattr(self.stage, "f", self.stage), "__name__", repr(self.stage))
+
     def _error(self, inputs: int, outputs: int) -> ValueError:
         """Return the error for a stage that drops samples, reads ahead, or makes other batches."""
-        name = getattr(getattr(self.stage, "f", self.stage), "__name__", repr(self.stage))
         return ValueError(
-            f"batches are not the stream's from sample {inputs} of the pass on: the stage {name} "
+            f"batches are not the stream's from sample {inputs} of the pass on: the stage "
+            f"{self._name} "
             f"took {inputs} samples and gave {outputs}: remove stages that drop, shuffle or read "
             f"ahead (select, handler=), leave records out by the sampler, and make batches by "
             f"batched({self.batch_size})"

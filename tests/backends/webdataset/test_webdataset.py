@@ -332,6 +332,19 @@ def test_stage_that_drops_a_sample_is_named_with_it(name: str, workers: int, pla
     assert source.step == len(got) <= place // 12
 
 
+@pytest.mark.parametrize("name", DROPPING)
+@pytest.mark.parametrize("place", [0, 2])
+def test_stage_that_drops_a_batch_of_one_sample_is_named(name: str, place: int) -> None:
+    """`batched` is one sample ahead, and no other stage may be."""
+    feed = feed_of(BatchSampler(SequentialSampler(len(feed_of().index)), batch_size=1))
+    source, got = samples(feed), list[Any]()
+    stage = DROPPING[name](lambda sample: sample["__key__"] != feed.index.keys([place])[0])
+    pipeline = wds.DataPipeline(source, stage, wds.to_tuple("txt"), wds.batched(1))
+    with pytest.raises(ValueError, match=f"the stage {name.strip()} took"):
+        got.extend(source.track(pipeline))
+    assert source.step == len(got) <= place
+
+
 def test_stages_of_ones_own_that_keep_samples_are_taken() -> None:
     """A lazy one, one that makes batches, and one of batches; in a second pass too."""
 
