@@ -390,14 +390,13 @@ class Cursor:
         Raises:
             StateMismatchError: a state of another stream.
         """
-        self.epoch, self.step = self.stream.position_of(state)
+        self.seek(*self.stream.position_of(state))
+        self._loaded, self._resumed_epoch, self._latest_pass = (self.epoch, self.step), -1, None
         self.resume_here()
 
     def resume_here(self) -> None:
-        """Let the next pass start here, as after a loaded state; of an evaluation, too."""
-        self.seek(self.epoch, self.step)
-        self._loaded, self._resuming, self._resumed_epoch = (self.epoch, self.step), True, -1
-        self._latest_pass = None
+        """Let the next pass start at this step; of an evaluation, too."""
+        self._resuming = True
 
 
 def _warn_of_repeated_epoch(epoch: int, loaded_epoch: int) -> None:

@@ -137,6 +137,22 @@ def test_copied_loader_continues_at_same_step(index: Index, name: str, copied: A
     other.close()
 
 
+@pytest.mark.parametrize("copied", [pickled, copy.deepcopy, copy.copy])
+def test_copied_loader_begins_the_epoch_that_is_set(index: Index, copied: Any) -> None:
+    """No state was loaded into it, whose step `set_epoch` would keep; into the other, one was."""
+    loader = NumpyLoader(Feed(index, SAMPLER))
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    other = copied(loader)
+    with pytest.warns(UserWarning, match="set_epoch starts epoch 0 again"):
+        other.set_epoch(0)
+    assert [ids(batch) for batch in other] == wanted()
+    other.load_state_dict(loader.state_dict())
+    other = copied(other)
+    other.set_epoch(0)
+    assert [ids(batch) for batch in other] == wanted()[3:]
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_shallow_copy_shares_only_the_feed(index: Index, name: str) -> None:
     """Each of the two counts for itself, and closing the one does not end the other's pass."""
