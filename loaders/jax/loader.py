@@ -29,7 +29,8 @@ class JaxLoader(ThreadedLoader[B]):
     of this process. Without `jax_enable_x64`, JAX has no 64-bit numbers: integers become 32-bit if
     every value fits, and are refused otherwise; float64 becomes float32.
 
-    Where a pass begins, and what the state counts: see `Loader`.
+    Where a pass begins, and what the state counts: see `Loader`. With a `sharding`, `copy.copy` is
+    the only copy, as devices do not pickle.
 
     Args:
         feed: what is fed, for all processes: not one rank of `shard`.
@@ -58,6 +59,9 @@ class JaxLoader(ThreadedLoader[B]):
     [1 3] [1. 3.]
     """
 
+    # Devices cannot be copied: with a sharding, `copy.copy` works, but no pickle.
+    _shared = (*ThreadedLoader._shared, "_given_sharding")
+
     @validate.show_call("JaxLoader(feed)")
     def __init__(
         self,
@@ -70,15 +74,19 @@ class JaxLoader(ThreadedLoader[B]):
     ) -> None:
         if require_feed(feed).sampler.world_size > 1:
             raise ValueError("give the whole feed, not a rank of shard: the sharding has the rows")
-        if sharding is None:
-            if jax.process_count() > 1:
-                raise ValueError("sharding must be given where several processes train together")
-            sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        self.sharding = sharding
+        if sharding is None and jax.process_count() > 1:
+            raise ValueError("sharding must be given where several processes train together")
+        self._given_sharding = sharding
         # Each of `_num_parts` processes makes a part of each batch: the rows on its devices.
-        part, self._num_parts = _part_of_process(sharding, feed)
+        part, self._num_parts = _part_of_process(self.sharding, feed)
         own_feed = feed.shard(part, self._num_parts) if self._num_parts > 1 else feed
         super().__init__(own_feed, prefetch=prefetch, threads=threads, readahead=readahead)
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding:
+        """How batches lie on devices."""
+        first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return first_device if self._given_sharding is None else self._given_sharding
 
     def _start_pass(
         self, epoch: int, start: int

@@ -1,6 +1,8 @@
 """`JaxLoader`: global arrays whose shards are rows of the batches of every other loader."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +70,17 @@ def test_loader_resumes_from_state_of_another_loader(index: Index) -> None:
     again = JaxLoader(feed)
     again.load_state_dict(rest.state_dict())
     assert [[*b["id"]] for b in again] == [[*b["id"]] for b in rest]
+
+
+def test_copies_of_loader_continue(index: Index) -> None:
+    loader = JaxLoader(Feed(index, shuffled()))
+    next(iter(loader))
+    sharded = JaxLoader(loader.feed, sharding=loader.sharding)
+    sharded.load_state_dict(loader.state_dict())
+    copies = [pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader), copy.copy(sharded)]
+    assert [[[*batch["id"]] for batch in one] for one in copies] == (
+        [[ids.tolist() for ids in shuffled().batches(0, 1, 5)]] * 3
+    )
 
 
 def test_batches_kept_for_an_epoch_keep_their_values(index: Index) -> None:
