@@ -386,6 +386,7 @@ def _fit_data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None
     """Return a loader's batches for Keras's `fit`, as a dataset or a data adapter."""
     # The adapter of the loader's framework returns None if the framework has no datasets.
     dataset = adapter_of(loader).dataset(keras.config.backend(), arrange, model)
-    if dataset is not None:
+    # Keras has class weights for datasets of TensorFlow, and refuses them for a DataLoader.
+    if dataset is not None and (weights is None or hasattr(dataset, "element_spec")):
         return dataset
     return LoaderDataAdapter(loader, arrange, weights) if callable(arrange) else arrange

@@ -90,6 +90,17 @@ def looks(index: Index, folder: Path, expected: list[list[int]]) -> None:
     assert (one.epoch, one.step) == (EPOCHS, 0)
 
 
+def weighs(index: Index, folder: Path) -> None:
+    """Class weights of 0 leave the model as it is."""
+    network, _ = model(built=True)
+    before = network.get_weights()
+    weights = dict.fromkeys(range(RECORDS), 0.0)
+    ResumeCallback(loader(index, random()), folder).fit(
+        network, pairs, epochs=1, verbose=0, class_weight=weights
+    )
+    assert all(map(np.array_equal, before, network.get_weights()))
+
+
 def resumes_by_fit(index: Index, folder: Path, expected: list[list[int]]) -> None:
     """Train by `fit` of the callback: whole, and broken off and started again."""
 
@@ -160,6 +171,7 @@ def main(folder: Path) -> None:
         training.close()
     resumes(index, folder / "saved", expected)
     looks(index, folder / "looks", expected)
+    weighs(index, folder / "weights")
     resumes_by_fit(index, folder / "fit", expected)
     assert plain(index, workers=0, batch_size=5) == [0, 1, 2]
     # As docs/trainers.md says: the workers draw the whole of a short epoch in a pass not used.
