@@ -45,6 +45,11 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
 
 def as_unjoined_tensors(batch: Mapping[str, Any], /) -> Batch:
     """Turn the arrays of a batch into tensors, but do not make jagged tensors yet."""
+    if isinstance(batch, list):
+        raise TypeError(
+            "as_tensors takes a batch, got a list of samples: leave collate_fn out, or give the "
+            "DataLoader batch_sampler=RequestSampler(feed)"
+        )
     return {name: _as_unjoined_tensor(value) for name, value in batch.items()}
 
 
@@ -145,6 +150,11 @@ class RecordDataset(Dataset[Any]):
             if in_worker and self._batcher().cache is not None:
                 raise ValueError(NO_CACHE_IN_WORKERS)
             return _CollatedBatch(self._batcher()(wanted))
+        if isinstance(next(iter(wanted), None), Request):
+            raise TypeError(
+                "a request is a whole batch: give batch_sampler=RequestSampler(feed), or "
+                "sampler=RequestSampler(feed) with batch_size=None"
+            )
         seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
         samples = self.samples(wanted, seeds)
         if self._seeded:  # whether the feed has a transform with a seed

@@ -15,7 +15,7 @@ from twinfeed.loaders import (
     Feed,
     Index,
 )
-from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader
+from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -100,6 +100,8 @@ REFUSED: Refused = [
     ),
     (lambda index: RecordDataset(captions(index))[0], ValueError, "'caption' has 48 rows, the in"),
     (own(batch_sampler=RequestSampler), TypeError, "give collate_fn=as_tensors"),
+    (own(sampler=RequestSampler), TypeError, "a whole batch: give batch_sampler=RequestSampler"),
+    (own(batch_sampler=stream, collate_fn=as_tensors), TypeError, "samples: leave collate_fn out"),
     (own(batch_sampler=RequestSampler, collate_fn=lambda batch: batch["else"]), KeyError, "else"),
     (lambda index: list(DataLoader(fed(index))), TypeError, r"takes RecordDataset\(feed\)"),
 ]
