@@ -124,7 +124,7 @@ class ClassOrder:
         """Return the number of classes with at least `size` records."""
         return bisect_right(range(len(self)), -size, key=lambda i: -int(self.sizes[i]))
 
-    def largest(self, count: int) -> ClassOrder:
+    def _largest(self, count: int) -> ClassOrder:
         """Return the class order of the `count` largest classes."""
         if count == len(self):
             return self
@@ -137,7 +137,7 @@ class ClassOrder:
         class_of[record] = class_index
         return class_of
 
-    def subset(self, records: Int64s) -> ClassOrder:
+    def _subset(self, records: Int64s) -> ClassOrder:
         """Return the class order of these records only, with the digest of all labels."""
         class_of = self._class_of_records(len(self.records))
         # Sort the indices 0, 1, 2, ... of `records` by class, and replace them by the records.

@@ -20,7 +20,8 @@ def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
     there is one label for each record instead of a list.
     """
     is_list = isinstance(labels, (list, tuple))
-    if not is_list or not any(isinstance(item, _LISTS) for item in labels):
+    # A number of numpy may be an array without an axis.
+    if not is_list or not any(isinstance(item, _LISTS) and np.ndim(item) for item in labels):
         return None
     check_types("labels", "lists", labels, _LISTS)
     counts = np.array([len(item) for item in labels])
@@ -40,7 +41,7 @@ def class_order_of_lists(
     # The digest is of all labels and their records, also of those that are left out below.
     data_digest = f"{pairs.digest} of {digest(record_of_pair)}"
     if record_ids is not None:
-        pairs = pairs.subset(np.flatnonzero(np.isin(record_of_pair, record_ids)))
+        pairs = pairs._subset(np.flatnonzero(np.isin(record_of_pair, record_ids)))
     class_labels = labels[pairs.records[pairs.starts]]  # that of the first pair of each class
     order = pairs._with_ids(record_of_pair, data_digest)  # class a has 0 1, and class b has 0
     # The records of a class ascend, so two equal records of a class are next to each other.

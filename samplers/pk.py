@@ -126,7 +126,7 @@ class PKBatchSampler(BatchStream):
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
         order, class_labels = self._sort_records(labels_of(labels), records)
         order, groups = self._group_records(order, apart, super_labels)
-        self._classes = classes = order.largest(self._num_kept(order))
+        self._classes = classes = order._largest(self._num_kept(order))
         super_classes = super_class_order(order, super_labels, self.num_records, len(classes))
         self.parameters = {
             "labels": order.digest,
@@ -206,7 +206,7 @@ class PKBatchSampler(BatchStream):
         if counts_and_labels is None:
             order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
             self._set_records(len(order.records), records)
-            return (order if self._record_ids is None else order.subset(self._record_ids)), None
+            return (order if self._record_ids is None else order._subset(self._record_ids)), None
         # If record 0 has the labels a and b, and record 1 has the label a: [2, 1] and [a, b, a].
         num_labels, all_labels = counts_and_labels
         self._set_records(len(num_labels), records)

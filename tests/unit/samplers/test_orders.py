@@ -360,7 +360,7 @@ def test_split_by_class_and_group_takes_records_without_a_class_for_no_class() -
     """The records of the classes that `ClassOrder.largest` leaves out count by number alone."""
     labels = np.array(list("100120022012210111000120"), int)
     groups = np.array(list("021105223210512000434220"), int)
-    sides = split(24, fraction=0.5, seed=0, by=ClassOrder(labels).largest(2), groups=groups)
+    sides = split(24, fraction=0.5, seed=0, by=ClassOrder(labels)._largest(2), groups=groups)
     assert [np.bincount(labels[side])[:2].tolist() for side in sides] == [[5, 4], [5, 4]]
 
 
