@@ -220,7 +220,8 @@ def split(
         seed: the only source of chance.
         by: the label of each record, or a `ClassOrder`. Validation then has the fraction of each
             class, and of all records, to within one record: the records with the lowest hashes. So
-            a record may change its part when its class grows.
+            a record may change its part when its class grows. Of three parts, each is near its
+            fraction to within two records.
         groups: the group of each record, int or str, such as its video or its patient. The hash is
             of the group, so a group is in one part, and stays there. The size of a group does not
             matter: with few groups, the parts are far from the fraction. With `by`, the groups are
