@@ -70,7 +70,7 @@ def group_numbers(values: ArrayLike, num_records: int) -> Integers:
     elif array.size and array.dtype.kind not in "iu":
         missing = ": give -1 in place of NaN" if array.dtype.kind == "f" else ""
         raise TypeError(f"apart must be integers or strings, got dtype {array.dtype}{missing}")
-    is_text = array.dtype.kind == "O" and isinstance(array[0], str)
+    is_text = array.dtype.kind == "O" and isinstance(next(iter(array), None), str)
     if is_text or (array.size and not -1 <= array.min() <= array.max() < validate.LIMIT):
         numbers = {"" if is_text else -1: -1}
         array = np.array([numbers.setdefault(group, len(numbers)) for group in array.tolist()])

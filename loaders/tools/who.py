@@ -283,6 +283,8 @@ def _kind(name: str) -> str:
 
 def _samples(feed: Feed, number: int) -> tuple[list[int], list[int]]:
     """Return the records and the views of a batch by its number, which counts epochs on from 0."""
+    if not len(feed):
+        return [], []
     request = Request.of(feed.sampler, *divmod(number, len(feed)), seeds=False)
     return request.records.tolist(), request.views.tolist()
 

@@ -49,11 +49,12 @@ def distinct_pairs(first: Array, second: Array) -> tuple[Int64s, Int64s]:
     [[1, 0], [1, 0, 1]]
     """
     order = np.lexsort((second, first))  # the indices i, sorted by their pairs: [1, 0, 2]
-    # Whether a sorted pair differs from the one before, from the second on: [True, False].
-    is_new = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
+    # Whether a sorted pair differs from the one before: [True, True, False].
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
     number = np.empty(len(order), np.int64)
-    number[order] = np.append(0, np.cumsum(is_new))  # [0, 1, 1] in sorted order
-    return order[np.append(True, is_new)], number
+    number[order] = np.cumsum(is_new) - 1  # [0, 1, 1] in sorted order
+    return order[is_new], number
 
 
 def distinct_chunks(values: Int64s, size: int) -> Iterator[tuple[Int64s, Int64s, Int64s]]:

@@ -178,6 +178,7 @@ def test_random_k_draws_every_size_in_whole_classes() -> None:
         (LABELS - 5) * 2**60,
         LABELS.astype(np.uint8),
         LABELS.tolist(),
+        [np.array(label) for label in LABELS],
         FIRST_NAMES[LABELS],
         FIRST_NAMES[LABELS].tolist(),
         FIRST_NAMES[LABELS].astype(object),

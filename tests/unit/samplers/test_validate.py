@@ -379,6 +379,13 @@ REFUSED: Refused = [
     (pk(k={0: 1, 9: 4}, batches_per_epoch=3), ValueError, "fewer than k=4"),
     (pk(k=9, small="drop"), ValueError, "p must be at most"),
     (pk(labels=[]), ValueError, "p must be at most"),
+    (pk(records=[], apart=LABELS), ValueError, "classes in the data, 0 of those kept"),
+    (pk(labels=[UserList([0, 1]), UserList([0])]), TypeError, "of arrays, give lists"),
+    (
+        lambda: BatchSampler(RandomSampler(0, seed=0), batch_size=2, apart=[]),
+        ValueError,
+        "an epoch must have at least one batch, got 0 of 0 records",
+    ),
     (pk(small="pad"), ValueError, "small must be one of"),
     (pk(labels=[0.5, 1]), TypeError, "labels must be integers or strings"),
     (pk(labels=[0, np.nan]), TypeError, "got dtype float64 with NaN at 1"),

@@ -147,6 +147,14 @@ def test_diff_of_containers_and_copies_is_none(tmp_path: Path) -> None:
     assert str(found).endswith("\nthe same records in every step")
 
 
+@pytest.mark.filterwarnings("ignore:the feeds share no digest")
+def test_diff_of_evaluation_without_records_is_the_first_step() -> None:
+    empty, some = (
+        Feed({"x": np.arange(n)}, ExactOnceBatchSampler(n, batch_size=2)) for n in (0, 3)
+    )
+    assert (diff(empty, some).step, diff(some, empty).step) == (1, 1)
+
+
 def test_diff_names_records_that_changed(tmp_path: Path) -> None:
     feeds = [Feed(packed(tmp_path / f"{n}", change=n), SAMPLER) for n in (3, 4)]
     found = diff(*feeds)
