@@ -83,8 +83,8 @@ def pack(
     The values of a field must be of one kind in all records. A field that a record lacks is read as
     empty, and a ShardWarning counts the records that lack it. A tar holds numbers as text, and the
     label as the member `cls`. A record of a tar must have a field, and a key that no other record
-    of its shard has; dots in the name of a key become "_". Bytes, such as an
-    array's `tobytes()`, are kept as they are.
+    of its shard has; dots in the name of a key become "_". A member is of the same field in all
+    records. Bytes, such as an array's `tobytes()`, are kept as they are.
 
     The index has a SHA-256 of each shard, which `verify` compares.
 
@@ -260,7 +260,10 @@ def _build_index(
     if container == "tar":
         # Integers are stored as JSON, and must be read as integers, not as text.
         label = "cls" if packed.first_records else FromJson("cls")
-        fields = {field: ";".join(names) for field, names in packed.member_suffixes.items()}
+        fields = dict[str, str]()
+        for suffix, field in packed.field_of_suffix.items():
+            if field != "label":
+                fields[field] = f"{fields[field]};{suffix}" if field in fields else suffix
         key = None  # the index reads it from the names of the members
     missing: Missing = "empty" if packed.missing_counts else "error"
     num_shards = len(packed.shard_files)

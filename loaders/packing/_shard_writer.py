@@ -43,8 +43,8 @@ class PackedSplit:
     """The samples of a split to write to `folder`, and statistics of those that were written.
 
     `samples` has each sample with its number in the source. `shard_stops` says after how many
-    records of the split a shard ends: {3, 6, 10}. `member_suffixes` has the suffixes of each
-    field's members in a tar, as the keys of a dict, which keeps their order.
+    records of the split a shard ends: {3, 6, 10}. `field_of_suffix` has the field of each suffix
+    of members in a tar: {"cls": "label", "png": "image", "jpg": "image"}.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class PackedSplit:
     num_records: int = 0
     num_keys: int = 0
     first_records: dict[str, str] = field(default_factory=dict)
-    member_suffixes: dict[str, dict[str, None]] = field(default_factory=dict)
+    field_of_suffix: dict[str, str] = field(default_factory=dict)
     field_counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -157,19 +157,19 @@ def _members(values: dict[str, Any], packed: PackedSplit) -> dict[str, bytes]:
         raise ValueError(
             "it has no field, so it would have no member in a tar: remove it, or pack to TFRecord"
         )
-    field_of_suffix: dict[str, str] = {}
+    members = {}
     for name, value in values.items():
         suffix = _member_suffix(name, value)
-        first_name = field_of_suffix.setdefault(suffix, name)
+        if ";" in suffix:  # the options of the index would read it as several suffixes
+            raise ValueError(f"a field's name must not contain ';', got {name!r}: {_FIELD_ADVICE}")
+        first_name = packed.field_of_suffix.setdefault(suffix, name)  # of this or an earlier record
         if first_name != name:
             raise ValueError(
                 f"the fields {first_name!r} and {name!r} would both be the tar member {suffix!r}: "
                 f"{_FIELD_ADVICE}"
             )
-        if name != "label":
-            # A dict is an ordered set here: the suffixes of the field, in the order they occur.
-            packed.member_suffixes.setdefault(name, {})[suffix] = None
-    return {suffix: _as_bytes(name, values[name]) for suffix, name in field_of_suffix.items()}
+        members[suffix] = _as_bytes(name, value)
+    return members
 
 
 def _member_suffix(name: str, value: Any) -> str:

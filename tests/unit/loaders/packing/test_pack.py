@@ -272,7 +272,7 @@ def test_value_that_tar_cannot_hold_is_refused_with_advice(tmp_path: Path) -> No
     long = [bytes(1000), bytes(1000)]
     for name, sample, text in [
         ("a", {"pair": long}, "field 'pair' must hold bytes, str or numbers in a tar, got"),
-        ("b", {"cls": 3}, "the fields 'cls' and 'label' would both be the tar member 'cls'"),
+        ("b", {"cls": 3}, "the fields 'label' and 'cls' would both be the tar member 'cls'"),
     ]:
         samples = [{"label": 1}, {"label": 1} | sample]
         index = pack(samples, tmp_path / name)["data"]
@@ -291,6 +291,26 @@ def test_value_that_tar_cannot_hold_is_refused_with_advice(tmp_path: Path) -> No
             missing="empty",
         )
         assert len(pack(again, tmp_path / f"{name} again", container="tar")["data"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "error"),
+    [
+        (
+            [{"image": b"\xff\xd8\xff", "png": b"1"}, {"image": b"\x89PNG\r\n\x1a\n"}],
+            "member 'png'",
+        ),
+        ([{"A": b"1"}, {"a": b"2"}], "the fields 'A' and 'a' would both be the tar member 'a'"),
+        ([{"a/b": b"1"}, {"a.b": b"2"}], "both be the tar member 'a.b'"),
+        ([{"a": b"1", "b": b"2"}, {"a;b": b"3"}], "must not contain ';', got 'a;b'"),
+    ],
+)
+def test_name_in_a_tar_that_is_not_of_one_field_is_refused(
+    tmp_path: Path, samples: list[dict[str, bytes]], error: str
+) -> None:
+    """Else a record that lacks a field gets the bytes of another."""
+    with pytest.raises(ValueError, match=f"record 1: .*{error}"):
+        pack(samples, tmp_path, container="tar")
 
 
 def test_symlink_out_of_the_folder_is_not_packed(tmp_path: Path) -> None:
