@@ -39,6 +39,7 @@ from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import new_file
 from twinfeed.loaders.support.regular import open_file
+from twinfeed.samplers.validate import counted
 
 BATCH_FIELDS = 1 << 16
 """The approximate size of a record batch: the number of fields of its records together."""
@@ -59,6 +60,7 @@ _LABEL_ADVICE = (
     f"(key= names that of a TFRecord), have a function return a label, {_SKIP_ADVICE}"
 )
 """The advice for a record with a missing field or label."""
+_LIST_ADVICE = "make the list again with twinfeed verify"
 
 
 def build_part(plan: BuildPlan, job: Job, file: str) -> None:
@@ -93,6 +95,7 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
     """
     part = scanner.part
     excluded: set[int | None] = set()  # the numbers of the records that were excluded: {2, 5, 6}
+    restored = []  # those that can be read again
 
     def ignore_if_excluded(error: DataCorruptionError) -> None:
         if not job.excludes(error.record):
@@ -112,13 +115,14 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
                 continue
             part.headers_crc = add_headers(part.headers_crc, [item.header])
             if job.excludes(item.number):
-                if item.number == job.stop:
-                    warnings.warn(
-                        f"{job.shard} can be read again from record {job.stop} on, and exclude= "
-                        f"leaves all of these out: make the list again with twinfeed verify",
-                        ShardWarning,
-                        stacklevel=2,
+                key = job.exclude.get(item.number)
+                if key != item.key and None not in (key, item.key):
+                    raise ValueError(
+                        f"exclude= names {key!r}, which is not record {item.number} of "
+                        f"{job.shard}: {_LIST_ADVICE}, or name the record as (shard, number)"
                     )
+                if item.number in job.unreadable or item.number not in job.exclude:
+                    restored.append(item.number)
                 excluded.add(item.number)
             else:
                 scanner.add(item)
@@ -127,6 +131,13 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
             raise
         excluded.add(error.record)
         part.is_incomplete = True
+    if restored:
+        warnings.warn(
+            f"{counted(len(restored), 'record')} of {job.shard} that exclude= leaves out can be "
+            f"read again (first: {restored[0]}): {_LIST_ADVICE}",
+            ShardWarning,
+            stacklevel=2,
+        )
     part.num_excluded = len(excluded)
     scanner.left_out.extend(number for number in excluded if number is not None)
 

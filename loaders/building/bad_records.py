@@ -118,11 +118,14 @@ def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     jobs = []
     for job in source.jobs:
         records = by_shard[job.shard]
-        _check_keys(job, records)
         # All records from the number `stop` on are excluded, whether they are listed or not.
         stop = min((record.record for record in records if record.rest), default=None)
-        numbers = (record.record for record in records if stop is None or record.record <= stop)
-        jobs.append(job._replace(exclude=frozenset(numbers), stop=stop))
+        listed = [record for record in records if stop is None or record.record <= stop]
+        # In a tar, bytes that are not those of an older index have an offset too, and can be read.
+        is_checked = source.container == "tfrecord"
+        unreadable = (r.record for r in listed if r.rest or (is_checked and r.offset is not None))
+        keys = {record.record: record.key for record in listed}
+        jobs.append(job._replace(exclude=keys, stop=stop, unreadable=frozenset(unreadable)))
     return jobs
 
 
@@ -138,14 +141,3 @@ def _parse_item(item: Any, root: Root) -> BadRecord:
         with suppress(ValueError):
             return record._replace(shard=relative_to(root, parse_location(record.shard)))
     return record
-
-
-def _check_keys(job: Job, bad_records: Iterable[BadRecord]) -> None:
-    """Raise ValueError if a loose file has another key now than in the list of bad records."""
-    for bad in bad_records:
-        is_listed = 0 <= bad.record < len(job.entries)
-        if is_listed and bad.key not in (None, job.entries[bad.record].key):
-            raise ValueError(
-                f"exclude= names {bad.key!r}, which is not record {bad.record} of "
-                f"{job.shard}: remove the file, or name the record as (shard, number)"
-            )

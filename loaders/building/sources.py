@@ -40,7 +40,8 @@ class Job(NamedTuple):
     """A task of the build: to scan a shard, or consecutive loose files.
 
     `entries` are the records of loose files, and empty for a shard. Records are numbered within the
-    job. Those in `exclude` are left out, and all records from number `stop` on.
+    job. Those in `exclude` are left out, and all records from number `stop` on. `exclude` has the
+    key of each if it is known, and `unreadable` the numbers of those that could not be read.
 
     >>> Job("train-00000.tar").entries
     ()
@@ -48,8 +49,9 @@ class Job(NamedTuple):
 
     shard: str
     entries: tuple[Entry, ...] = ()
-    exclude: frozenset[int] = frozenset()
+    exclude: Mapping[int, str | None] = {}
     stop: int | None = None
+    unreadable: frozenset[int] = frozenset()
 
     def excludes(self, number: int | None) -> bool:
         """Return whether the record with this number is left out; False if it is not known."""

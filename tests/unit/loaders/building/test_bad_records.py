@@ -108,16 +108,27 @@ def test_rest_of_broken_shard_is_listed_and_excluded(
         assert [bad.record for bad in verify(index).findings] == [-1]
 
 
-@pytest.mark.parametrize("make", [tfrecords, tars])
-def test_list_of_a_cut_shard_that_was_restored_warns(tmp_path: Path, make: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "damage", "left_out"),
+    [
+        (tfrecords, lambda shard: os.truncate(shard, shard.stat().st_size // 2), r"\d record"),
+        (tars, lambda shard: os.truncate(shard, shard.stat().st_size // 2), r"\d record"),
+        (tfrecords, lambda shard: flip(shard, shard.stat().st_size - 9), "1 record "),
+    ],
+)
+def test_list_of_a_shard_that_was_restored_warns(
+    tmp_path: Path, make: Any, damage: Any, left_out: str
+) -> None:
     """It leaves out good records."""
     (shard,), listed = make(tmp_path, shards=1), tmp_path / "bad.jsonl"
     whole = shard.read_bytes()
-    os.truncate(shard, len(whole) // 2)
+    damage(shard)
     (bad,) = verify([shard], root=tmp_path, bad_list=listed).findings
     shard.write_bytes(whole)
-    with pytest.warns(ShardWarning, match=f"can be read again from record {bad.record} on, and"):
-        assert len(build_index([shard], tmp_path / "x.index", exclude=listed)) == bad.record
+    problem = rf"^{left_out}.*can be read again \(first: {bad.record}\): make the list again"
+    with pytest.warns(ShardWarning, match=problem):
+        index = build_index([shard], tmp_path / "x.index", exclude=listed)
+    assert len(index) == (bad.record if bad.rest else 9)
 
 
 def test_bad_loose_file_is_excluded(tmp_path: Path) -> None:

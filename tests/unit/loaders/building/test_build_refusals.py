@@ -185,7 +185,12 @@ REFUSED: Refused = [
     (
         of({"a": b"", "b": b""}, exclude=[BadRecord("files-00000", 1, key="c")]),
         ValueError,
-        "names 'c', which is not record 1 of files-00000: remove the file, or",
+        "names 'c', which is not record 1 of files-00000: make the list again",
+    ),
+    (
+        of(classed("dog", "cat"), exclude=[BadRecord("made/0.tar", 1, key="k")]),
+        ValueError,
+        r"names 'k', which is not record 1 of made/0\.tar: make the list again",
     ),
     *(
         (
