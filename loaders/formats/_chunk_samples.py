@@ -16,7 +16,8 @@ from twinfeed.loaders.formats.records import FieldRanges, RecordChunk, slices
 from twinfeed.loaders.support.checksum import crc32c_of_each
 
 _PLAIN_HEADER = re.compile(
-    rb"(?!__)(?=[^\0]{1,99}\0)"  # a name of metadata begins with "__"
+    rb"(?!__|\._|[^\0]*/(?:\._|__MACOSX/))"  # not the name of metadata, or of a file of macOS
+    rb"(?=[^\0]{1,99}\0)"
     rb"(?=((?:[ -~]*/)?[ -\-0-~]+)[.]([ -.0-~]*)\0)"  # the key and the extension
     rb".{124}([0-7]{11})[ \0].{12}([0-7]{6})\0 0.{188}\0.{166}",  # the size and the checksum
     re.DOTALL,
