@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
@@ -16,6 +16,7 @@ from twinfeed.loaders.storage.url import Root, is_url, parse_location
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
+from twinfeed.samplers.validate import a_type, as_int
 
 
 class BadRecord(NamedTuple):
@@ -41,6 +42,10 @@ class BadRecord(NamedTuple):
         return printable(f"{self.shard}{record}{later}: {'; '.join(self.problem.splitlines())}")
 
 
+_EXCLUDE = (
+    "exclude must be the list that verify writes, the findings of its report, or (shard, number) "
+    "pairs such as ('a.tar', 7)"
+)
 Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
@@ -104,6 +109,8 @@ def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     A bad record with `rest` covers all later records of its shard. ValueError for an unknown shard.
     """
     items = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
+    if not isinstance(items, Iterable):
+        raise TypeError(f"{_EXCLUDE}, got {a_type(items)}")
     by_shard = defaultdict[str, list[BadRecord]](list)
     for item in items:
         record = _parse_item(item, source.root)
@@ -131,12 +138,11 @@ def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
 
 def _parse_item(item: Any, root: Root) -> BadRecord:
     """Return an item of `exclude`, a `BadRecord` or a pair, with its path relative to the root."""
-    if isinstance(item, str) or not isinstance(item, Sequence) or len(item) < 2:
-        raise TypeError(
-            "exclude must be the list that verify writes, or (shard, number) pairs such as "
-            f"('a.tar', 7), got {item!r}"
-        )
-    record = BadRecord(*item)
+    is_pair = isinstance(item, tuple | list) and 2 <= len(item) <= 6
+    if not is_pair or not isinstance(item[0], str | os.PathLike):
+        raise TypeError(f"{_EXCLUDE}, got {item!r}")
+    number = as_int("the number of a record of exclude", item[1])
+    record = BadRecord(os.fspath(item[0]), number, *item[2:])
     if os.path.isabs(record.shard) or is_url(record.shard):
         with suppress(ValueError):
             return record._replace(shard=relative_to(root, parse_location(record.shard)))

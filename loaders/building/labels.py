@@ -197,6 +197,13 @@ class FromTable(_Source):
     _kind = "table"
     table: Mapping[str, Label] | str | os.PathLike[str] = field(repr=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.table, Mapping | str | os.PathLike):
+            raise TypeError(
+                "table must be a dict of labels by key or the path of a CSV file, got "
+                f"{validate.a_type(self.table)}: a Series becomes a dict by to_dict()"
+            )
+
     @cached_property
     def labels(self) -> Mapping[str, Any]:
         """The labels by key."""

@@ -190,9 +190,9 @@ def _as_bytes(name: str, value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     array = as_array(value)
-    if array.dtype.kind not in "iufb":
+    if array.dtype.kind not in "iufb" or array.dtype.itemsize > 8:
         raise TypeError(
-            f"field {name!r} must hold bytes, str or numbers in a tar, got {reprlib.repr(value)}: "
-            f"{_FIELD_ADVICE}"
+            f"field {name!r} must hold bytes, str or numbers of up to 64 bits in a tar, "
+            f"got {reprlib.repr(value)}: {_FIELD_ADVICE}"
         )
     return json.dumps(array.tolist()).encode()

@@ -27,6 +27,7 @@ from twinfeed.loaders import (
 from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index.manifest import MANIFEST
+from twinfeed.loaders.tools.verify import Report
 from twinfeed.samplers import ExactOnceBatchSampler
 
 
@@ -180,6 +181,12 @@ REFUSED: Refused = [
     # Bad records
     (of(TAR, exclude=["d-000000.tar"]), TypeError, "exclude must be .* pairs .*, got 'd-000000"),
     (of(TAR, exclude=[7]), TypeError, "exclude must be .*, got 7"),
+    (of(TAR, exclude=[(7, 0)]), TypeError, r"exclude must be .*, got \(7, 0\)"),
+    (of(TAR, exclude=Report(1, 1, [])), TypeError, "the findings of its report, .* got a Report"),
+    *(
+        (of(TAR, exclude=[("a.tar", number)]), TypeError, f"number .* integer, got {number!r}")
+        for number in ("0", 1.0, True)
+    ),
     (of(TAR, exclude=[("nowhere", 0)]), ValueError, "names shards that are not indexed .*verify"),
     (of(TAR, exclude=[("tar/d-000000.tar", 5)]), ValueError, "1 record .* and 0 of them exist"),
     (
@@ -214,6 +221,7 @@ REFUSED: Refused = [
     # What records lack
     (of("empty/*"), ValueError, "no records: all 2 shards are empty"),
     (of(TAR, fields=["jpg"], missing="skip"), ValueError, "no records: .*--missing skip"),
+    (lambda _: FromTable([("a", 1)]), TypeError, r"dict .* got a list: .* by to_dict\(\)"),  # type: ignore[arg-type]
     (of(TAR, label=FromTable({}), missing="skip"), ValueError, "or every record is left out"),
     (of(TAR, fields={"x": "y;z"}, missing="empty"), KeyError, r"no record has the fields \['x'\]"),
     (of(RECORDS, lists=["nope"]), KeyError, r"\['nope'\] of fields= or lists=; .*'image'"),
