@@ -44,7 +44,8 @@ def scan(
     for number, entry in enumerate(entries):
         paths = tuple(entry.paths.values())
         full_paths = [resolver.resolve(path) for path in paths]
-        sizes = [os.stat(path).st_size for path in full_paths]
+        # By the paths of links, so that the error of one that dangles names it, not its target.
+        sizes = [os.stat(os.path.join(root, path)).st_size for path in paths]
         size = sum(sizes)
         if size > max_record_bytes:
             problem = f"record longer than max_record_bytes={max_record_bytes}"

@@ -57,5 +57,7 @@ def test_scan_passes_too_long_records_to_on_bad(tmp_path: Path) -> None:
 
 
 def test_scan_of_missing_file_raises_file_not_found(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        list(scan(tmp_path, [Entry("1", {"image": "none.jpg"})]))
+    (tmp_path / "link.jpg").symlink_to("nowhere.jpg")
+    for name in ("none.jpg", "link.jpg"):
+        with pytest.raises(FileNotFoundError, match=f"'{tmp_path / name}'$"):
+            list(scan(tmp_path, [Entry("1", {"image": name})]))
