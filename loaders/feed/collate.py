@@ -327,9 +327,13 @@ def _matches(shape: tuple[int, ...], expected: Shape) -> bool:
 
 
 def _stack_tensors(values: Sequence[Any]) -> Any:
-    """Return tensors of torch of one shape as one array, by one call; other values unchanged."""
+    """Return tensors of torch of one shape and dtype as one array, by one call; other values
+    unchanged.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not all(type(value) is torch.Tensor for value in values):
+        return values
+    if len({value.dtype for value in values}) > 1:  # torch.stack would promote them
         return values
     try:
         return as_array(torch.stack(tuple(values)))

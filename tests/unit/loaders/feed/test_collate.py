@@ -154,6 +154,20 @@ def test_lossy_cast_is_refused(first: Any, later: Any, found: str, how: Mode) ->
     assert caught.value.position == 1
 
 
+@pytest.mark.frameworks
+@pytest.mark.parametrize(
+    ("first", "later"), [("float32", 2**24 + 1), ("float16", 100_001), ("bfloat16", 257)]
+)
+def test_lossy_cast_of_tensors_is_refused(first: str, later: int) -> None:
+    """Which torch.stack would promote to floats."""
+    import torch
+
+    values = [torch.tensor(1.5, dtype=getattr(torch, first)), torch.tensor(later)]
+    with pytest.raises(CollateError, match=f"holds int64 {later} where {first} is") as caught:
+        collate({"x": values}, spec_of({"x": values[0]}))
+    assert caught.value.position == 1
+
+
 FIT: list[tuple[Any, Any]] = [
     (np.int64(1), np.uint8(7)),
     (np.float64(1), np.float32(0.5)),
