@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading._map_datasets import to_numpy
 from twinfeed.loaders.reading.dataset_source import as_source
 from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
 from twinfeed.loaders.reading.source import Source
-from twinfeed.loaders.support.array_types import Int64s, as_array
+from twinfeed.loaders.support.array_types import Int64s, as_list
 from twinfeed.loaders.support.csv_columns import csv_columns
 from twinfeed.samplers import validate
 
@@ -38,9 +39,9 @@ class ByKey:
 
     Raises:
         KeyError: the table has no such column.
-        TypeError: `table` is something else.
-        ValueError: a file is not a table; or, by a feed, a record has no row, or several rows where
-            the sampler draws another number of views.
+        TypeError: `table` is something else; or, by a feed, a number is null.
+        ValueError: a file is not a table; or, by a feed, a value is masked, or a record has no row,
+            or several rows where the sampler draws another number of views.
 
     >>> from twinfeed import BatchSampler, DatasetSource, Feed, SequentialSampler, ViewSampler
     >>> import numpy as np
@@ -78,7 +79,7 @@ class ByKey:
                 f"table must be a path, a dataframe, an Arrow table or a dict of columns, got "
                 f"{validate.a_type(table)}"
             )
-        keys = _as_list(_column(table, f"key={key!r}", key, origin))
+        keys = as_list(_column(table, f"key={key!r}", key, origin))
         self._values = _column(table, f"value={value!r}", value, origin)
         self.column = column
         self._rows_of_key = defaultdict[str, list[int]](list)
@@ -126,12 +127,12 @@ def joined(table: ByKey, index: Source, /) -> ByRecord:
     """Return a table with its rows in the order of the records of an index."""
     rows, column = table._rows(index), table._values
     order, starts = [*chain.from_iterable(rows)], np.cumsum([0, *map(len, rows)])
-    stored = column if isinstance(column, np.ndarray) else _as_list(column)
+    stored = column if isinstance(column, np.ndarray) else as_list(column)
     values: Any
     if any(isinstance(value, str) for value in stored):
         values = [stored[row] for row in order]
     else:
-        values = as_array(column)[order]
+        values = to_numpy("value", column)[order]
     return ByRecord(values) if len(order) == len(rows) else ViewRows(values, starts)
 
 
@@ -148,12 +149,6 @@ def _column(table: Any, argument: str, name: str | None, origin: str) -> Any:
     if name not in names:
         raise KeyError(f"{argument} is no column of {origin}: it has {names[:8]}")
     return table[name]
-
-
-def _as_list(column: Any) -> list[Any]:
-    """Return the values of a column of Arrow, polars, pandas or numpy, or of a list, as a list."""
-    methods = (getattr(column, name, None) for name in ("to_pylist", "to_list", "tolist"))
-    return next((method() for method in methods if method is not None), None) or list(column)
 
 
 def _key_text(key: object) -> str:

@@ -19,7 +19,7 @@ from twinfeed.loaders.reading._map_datasets import (
 )
 from twinfeed.loaders.reading.source import Source, require_source
 from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.array_types import Array, Int64s, as_array
+from twinfeed.loaders.support.array_types import Array, Int64s, as_array, as_list
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.lock import Lock
 from twinfeed.loaders.support.regular import read_file
@@ -60,7 +60,8 @@ class DatasetSource:
             time. Arrays and tables are read by all threads.
 
     Raises:
-        TypeError: a dataframe; data without a length or items; a label that is not an integer.
+        TypeError: a dataframe; data without a length or items; a label that is not an integer;
+            a column with a null.
         ValueError: arrays of different lengths; `fields` that do not name each part of a tuple; a
             masked value.
         KeyError: record 0 does not have one of `fields`, or a record lacks a column.
@@ -245,7 +246,8 @@ def _as_number_column(name: str, values: Any) -> Array:
     """Return the values of a column as an array of numbers; a mapped array stays mapped."""
     array = to_numpy(name, values)
     if array.dtype == object:
-        array = as_array(array.tolist())
+        listed = as_array(as_list(values))  # with None for a null within a list
+        array = listed if listed.dtype == object else as_array(array.tolist())
     if array.dtype.kind not in "biufc":
         raise TypeError(
             f"column {name!r} must hold numbers, got {array.dtype}: number them, and give columns="

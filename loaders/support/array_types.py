@@ -9,9 +9,9 @@ import numpy as np
 
 from twinfeed.samplers.types import Array, Ids, Int64s
 
-__all__ = ["Array", "Ids", "Int64s", "as_array"]
+__all__ = ["Array", "Ids", "Int64s", "as_array", "as_list"]
 
-_FLOAT64 = np.dtype(np.float64)
+_FLOATS = np.dtype(np.float32), np.dtype(np.float64)
 
 
 def as_array(value: Any, /) -> Array:
@@ -19,15 +19,19 @@ def as_array(value: Any, /) -> Array:
 
     Raises:
         TypeError: numpy would round integers of a list, since it has a float or both an integer of
-            2**63 or more and a smaller one.
+            2**63 or more and a smaller one; or would make NaN of a null of pyarrow, pandas or
+            polars.
 
     >>> as_array([1, 2])
     array([1, 2])
     """
     if str(getattr(value, "dtype", None)) != "torch.bfloat16":
         array = np.asarray(value)
-        if array.ndim and array.dtype == _FLOAT64 and not hasattr(value, "dtype"):
-            _check_exact(value, array)
+        if array.ndim and array.dtype in _FLOATS:
+            # A column of polars has `to_list`, one of pandas `isna`, and one of pyarrow no dtype.
+            is_column = hasattr(value, "to_list") or hasattr(value, "isna")
+            if is_column or not hasattr(value, "dtype"):
+                _check_exact(value, array)
         return array
     try:
         from ml_dtypes import bfloat16
@@ -36,13 +40,21 @@ def as_array(value: Any, /) -> Array:
     return np.asarray(value.view(sys.modules["torch"].int16)).view(bfloat16)
 
 
+def as_list(column: Any, /) -> Any:
+    """Return a column of Arrow, polars, pandas or numpy as a list; a list or a tuple unchanged."""
+    methods = (getattr(column, name, None) for name in ("to_pylist", "to_list", "tolist"))
+    return next((method() for method in methods if method is not None), column)
+
+
 def _check_exact(values: Any, array: Array) -> None:
-    """Raise TypeError if an integer of a list is another number in the array of floats."""
+    """Raise TypeError if an integer or a null is another number, or NaN, in the array of floats."""
     sizes = np.abs(array)
     if not np.maximum.reduce(sizes, axis=None, initial=0) < 2**53:  # also if one is NaN
-        is_large = sizes >= 2**53  # smaller integers are floats exactly
-        large = np.asarray(values, object)[is_large].tolist()
+        is_large = ~(sizes < 2**53)  # or NaN; smaller integers are floats exactly
+        large = np.asarray(as_list(values), object)[is_large].tolist()
         for item, number in zip(large, array[is_large].tolist(), strict=True):
             value = item.item() if hasattr(item, "item") else item  # of a number of numpy
-            if isinstance(value, int) and value != number:
-                raise TypeError(f"float64 cannot hold {value} of a list: give an array of integers")
+            is_int = isinstance(value, int)
+            if value != number if is_int else not isinstance(value, float):
+                advice = "give an array of integers, without nulls" if is_int else "fill it first"
+                raise TypeError(f"{array.dtype} cannot hold {value} of a list: {advice}")

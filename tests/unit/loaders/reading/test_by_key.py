@@ -159,6 +159,11 @@ def test_tables_that_do_not_fit_are_refused(index: Index, tmp_path: Path) -> Non
     large = ByKey({"k": KEYS, "v": [1, 2, 3, 2**63 + 1]}, key="k", value="v")
     with pytest.raises(TypeError, match="float64 cannot hold 9223372036854775809 of a list"):
         Feed(index, whole, side={"n": large})
+    masked = ByKey(
+        {"k": KEYS, "v": np.ma.array([1, 2, 3, 4], mask=[0, 0, 1, 0])}, key="k", value="v"
+    )
+    with pytest.raises(ValueError, match="'value' must have no masked entry, got one at 2"):
+        Feed(index, whole, side={"n": masked})
     path = tmp_path / "a.csv"
     for text, error, word in (
         ("", KeyError, r"key='k' is no column of .*a\.csv: it has \[\]"),

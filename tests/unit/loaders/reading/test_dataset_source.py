@@ -19,6 +19,7 @@ from support.programs import run
 
 from twinfeed import DatasetSource
 from twinfeed.loaders import (
+    ByKey,
     DecodeError,
     DecodeImage,
     Feed,
@@ -239,6 +240,36 @@ def test_null_within_a_list_is_refused(kind: str) -> None:
             Feed(rows, whole)
         batch = Feed(rows, whole, missing={"x": [0, 0]})[0, 0]
         assert batch["x"].tolist() == [[1, 2], [EXACT, EXACT], [0, 0]]
+
+
+def columns_with_a_null() -> dict[str, tuple[Any, str]]:
+    """Columns of libraries, of which numpy makes NaN of a null; and what the error says."""
+    import pandas
+    import polars
+    import pyarrow
+
+    return {
+        "pyarrow": (pyarrow.array([EXACT, None]), f"float64 cannot hold {EXACT} of a list"),
+        "pandas": (pandas.array([1, None], "Int64"), "float64 cannot hold <NA> of a list: fill it"),
+        "pandas series": (pandas.Series([1, None], dtype="int64[pyarrow]"), "cannot hold <NA>"),
+        "polars": (polars.Series([0.5, None], dtype=polars.Float32), "float32 cannot hold None of"),
+        "lists": (pyarrow.array([[1, 2], [3, None]]), "hold numbers, got object|array of numbers"),
+    }
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("kind", ["pyarrow", "pandas", "pandas series", "polars", "lists"])
+def test_null_of_a_given_column_is_refused(kind: str) -> None:
+    """In columns= and by ByKey; NaN is a number."""
+    column, word = columns_with_a_null()[kind]
+    with pytest.raises(TypeError, match=word):
+        DatasetSource({"x": np.arange(2)}, columns={"v": column})
+    rows = DatasetSource({"x": np.arange(2)}, columns={"k": np.arange(2)}, digest="2")
+    table = ByKey({"k": [0, 1], "v": column}, key="k", value="v", column="k")
+    with pytest.raises(TypeError, match=word):
+        Feed(rows, ExactOnceBatchSampler(2, batch_size=2), side={"v": table})
+    column = type(column)([0.5, np.nan]) if kind == "polars" else [0.5, np.nan]
+    assert np.isnan(DatasetSource({"x": [1, 2]}, columns={"v": column}).columns["v"][1])
 
 
 @pytest.mark.frameworks
