@@ -269,10 +269,7 @@ def _as_column(name: str, value: Any) -> Array:
         # For example, the values [1, 2, 3] and the lengths [2, 1] become the rows [1, 2] and [3].
         value = ragged_rows(name, Ragged(*(_as_plain_array(name, part) for part in value)))
     elif not isinstance(value, (list, tuple)) or not any(getattr(r, "ndim", 0) for r in value):
-        array = _as_plain_array(name, value)
-        if isinstance(value, (list, tuple)):
-            _check_unchanged(name, value, array)
-        return array
+        return _as_plain_array(name, value)
     rows = [np.array(_as_plain_array(name, row)) for row in value]
     return np.fromiter(rows, object, len(rows))  # np.array would stack rows of equal length
 
@@ -288,8 +285,10 @@ def _check_unchanged(name: str, values: Sequence[Any], array: Array) -> None:
 def _as_plain_array(name: str, value: Any) -> Array:
     """Return an array, a tensor on any device, or a list of values as a numpy array."""
     array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
-    if array.dtype.hasobject:  # as TensorFlow has for strings
-        array = np.array(array.tolist())
+    if array.dtype.hasobject or isinstance(value, (list, tuple)):
+        values = array.tolist() if array.dtype.hasobject else value  # TensorFlow's strings: objects
+        array = as_array(values)
+        _check_unchanged(name, values, array)
     if array.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must be numbers or strings, got objects or masked values")
     # numpy's code 2 means a dtype of another package, such as bfloat16 of ml_dtypes, which

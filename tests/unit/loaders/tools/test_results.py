@@ -383,6 +383,10 @@ def test_damaged_file_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("values", [[1, "a"], [b"a\0", b"b"], [2**53 + 1, 0.5]])
-def test_list_that_numpy_would_change_is_refused(values: list[Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"x must be values of one kind|cannot hold"):
-        Results(2).add([0, 1], x=values)
+def test_values_that_numpy_would_change_are_refused(values: list[Any]) -> None:
+    """As a list, and as objects, which TensorFlow's strings become."""
+    objects = np.array(values, object)
+    ragged = Ragged(objects, np.array([2, 0]))
+    for result in (values, objects, ragged, [objects, np.zeros(0)], [values, np.zeros(0)]):
+        with pytest.raises((TypeError, ValueError), match=r"x must be values of one kind|not hold"):
+            Results(2).add([0, 1], x=result)
