@@ -252,7 +252,7 @@ def label_of(source: LabelSource, record: Record, shard: str, below: str) -> Lab
         value = _call_function(source, record, shard)
     if value is None:
         return None
-    label = as_label(value)
+    label = as_label(value.strip() if isinstance(value, str) else value)
     if label is None:
         error_class = DecodeError if callable(source) else DataCorruptionError
         advice = _FIX_FUNCTION_ADVICE if callable(source) else _FIX_RECORD_ADVICE

@@ -358,6 +358,15 @@ def test_text_is_a_number_or_a_name_by_one_rule(tmp_path: Path, origin: str) -> 
             assert index.classes == (classes or ())
 
 
+@pytest.mark.parametrize("origin", [name for name in ORIGINS if "pack" not in name])
+def test_white_space_around_a_text_does_not_count(tmp_path: Path, origin: str) -> None:
+    """`pack` refuses it."""
+    names = from_origin(origin, tmp_path / "names", ("cat", "cat ", "\tdog"))
+    assert (names.classes, sorted(names.labels)) == (("cat", "dog"), [0, 0, 1])
+    numbers = from_origin(origin, tmp_path / "numbers", (" 7", "7\n", "8"))
+    assert sorted(numbers.labels) == [7, 7, 8]
+
+
 def test_culprit_is_named_with_its_shard_and_record(tmp_path: Path) -> None:
     """In the second shard; by its number in the shard, also if records before it are left out."""
     write_tfrecord(tmp_path / "0.tfrecord", [{"y": "1"}, {"y": "2"}])
