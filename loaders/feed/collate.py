@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from twinfeed.loaders.support.array_types import Array, Int64s, as_array
+from twinfeed.loaders.support.array_types import Array, Int64s, as_array, keeps_numbers
 from twinfeed.samplers import validate
 from twinfeed.samplers.validate import a_type
 
@@ -373,24 +373,12 @@ def _can_cast(array: Array, dtype: np.dtype[Any], *, has_dtype: bool) -> bool:
     if np.can_cast(array.dtype, dtype):
         # Such as int64 to float64.
         may_round = from_integers and to_floats and array.dtype.itemsize == 8
-        return not may_round or keeps_integers(array, dtype)
+        return not may_round or keeps_numbers(array, dtype)
     if has_dtype:
         return False
-    if from_integers:
-        return keeps_integers(array, dtype)
-    # numpy makes a float array of an empty list, which fits any dtype.
-    return not array.size or (array.dtype.kind == "f" and to_floats)
-
-
-def keeps_integers(integers: Array, dtype: np.dtype[Any], /) -> bool:
-    """Return whether each integer keeps its value if it is cast to a dtype of numbers."""
-    with np.errstate(all="ignore"):  # an integer may be too large for the dtype
-        cast = np.real(integers.astype(dtype))
-        is_kept = bool(np.array_equal(cast.astype(integers.dtype), integers))
-    # 2**63 becomes negative as int64, and -2**63 infinite as float16; cast back, both are the same.
-    if is_kept and dtype.kind in "iu":
-        is_kept = np.array_equal(cast < 0, integers < 0)
-    return is_kept and (dtype.char != "e" or bool(np.isfinite(cast).all()))
+    if from_integers or (array.dtype.kind == "f" and to_floats):
+        return keeps_numbers(array, dtype)
+    return not array.size  # numpy makes a float array of an empty list, which fits any dtype
 
 
 def _wrong_dtype(name: str, found: str, expected: str) -> CollateError:

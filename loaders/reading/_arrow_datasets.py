@@ -113,7 +113,10 @@ def _to_arrow_column(value: Any, arrow_type: Any) -> Any:
         # `chunked_array` would truncate. Some types, such as lists, have no cast.
         with suppress(pyarrow.ArrowNotImplementedError):
             pyarrow.array([value]).cast(arrow_type)
-        return pyarrow.chunked_array([[value]], arrow_type)
+        column = pyarrow.chunked_array([[value]], arrow_type)
+        if isinstance(value, float) and np.isinf(column[0].as_py()) and not np.isinf(value):
+            raise OverflowError("too large")
+        return column
     except (pyarrow.ArrowException, OverflowError) as error:
         got = f"got {value!r} ({error})"
         raise TypeError(f"missing must have a value of {arrow_type}, {got}") from None

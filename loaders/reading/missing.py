@@ -18,12 +18,12 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.source import FieldReader, Source
-from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.loaders.support.array_types import Int64s, keeps_numbers
 from twinfeed.samplers import validate
 
 MissingValues = Literal["error", "late"] | Mapping[str, Any]
 
-_NUMBERS = {"float_list": np.float32, "int64_list": np.int64}
+_NUMBERS = {"float_list": np.dtype(np.float32), "int64_list": np.dtype(np.int64)}
 _EXPECTED = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}
 
 is_none = partial(operator.is_, None)
@@ -176,13 +176,11 @@ def _stored_value(index: Any, name: str, value: Any) -> Any:
         return index.as_stored(name, value) if hasattr(index, "as_stored") else value
     kind = index.fields[name].kind if name in index.fields else "bytes"
     if kind in _NUMBERS:
-        array = validate.unmasked(f"missing of {name!r}", value)
-        castable = np.can_cast(array.dtype, _NUMBERS[kind], "same_kind")
-        if array.ndim <= 1 and (castable or not array.size):
-            cast = array.astype(_NUMBERS[kind])
-            # 2**63 is negative as int64, and 2**24 + 1 is another float32. Floats are rounded.
-            if array.dtype.kind == "f" or (cast.astype(object) == array.astype(object)).all():
-                return cast[()]  # a number of no dimension stays a number
+        array, dtype = validate.unmasked(f"missing of {name!r}", value), _NUMBERS[kind]
+        castable = np.can_cast(array.dtype, dtype, "same_kind") or not array.size
+        # 2**63 is negative as int64, and 2**24 + 1 is another float32. Floats are rounded.
+        if array.ndim <= 1 and castable and keeps_numbers(array, dtype):
+            return array.astype(dtype)[()]  # a number of no dimension stays a number
     elif kind == "bytes" and isinstance(value, (bytes, str)):
         return value.encode() if isinstance(value, str) else value
     elif kind == "bytes_list" and isinstance(value, (list, tuple)):

@@ -9,7 +9,7 @@ import numpy as np
 
 from twinfeed.samplers.types import Array, Ids, Int64s
 
-__all__ = ["Array", "Ids", "Int64s", "as_array", "as_list"]
+__all__ = ["Array", "Ids", "Int64s", "as_array", "as_list", "keeps_numbers"]
 
 _FLOATS = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -44,6 +44,24 @@ def as_list(column: Any, /) -> Any:
     """Return a column of Arrow, polars, pandas or numpy as a list; a list or a tuple unchanged."""
     methods = (getattr(column, name, None) for name in ("to_pylist", "to_list", "tolist"))
     return next((method() for method in methods if method is not None), column)
+
+
+def keeps_numbers(numbers: Array, dtype: np.dtype[Any], /) -> bool:
+    """Return whether each integer keeps its value, and each finite float stays finite, if it is
+    cast to a dtype of numbers.
+    """
+    is_float = numbers.dtype.kind == "f"
+    if is_float and not np.count_nonzero(np.abs(numbers) > 65504):  # the largest float16
+        return True
+    with np.errstate(all="ignore"):  # a number may be too large for the dtype
+        cast = np.real(numbers.astype(dtype))
+        if is_float:
+            return bool((np.isfinite(cast) | ~np.isfinite(numbers)).all())
+        is_kept = bool(np.array_equal(cast.astype(numbers.dtype), numbers))
+    # 2**63 becomes negative as int64, and -2**63 infinite as float16; cast back, both are the same.
+    if is_kept and dtype.kind in "iu":
+        is_kept = np.array_equal(cast < 0, numbers < 0)
+    return is_kept and (dtype.char != "e" or bool(np.isfinite(cast).all()))
 
 
 def _check_exact(values: Any, array: Array) -> None:

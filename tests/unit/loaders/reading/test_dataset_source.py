@@ -282,6 +282,9 @@ def test_integers_beside_a_null_stay_integers() -> None:
     )
     with pytest.raises(TypeError, match="column 'n' must hold numbers, got object"):
         DatasetSource(table, label="n")
+    floats = pyarrow.table({"n": pyarrow.array([None, 1.5], pyarrow.float32())})
+    with pytest.raises(TypeError, match=r"must have a value of float, got 1e\+300 \(too large\)"):
+        Feed(floats, BatchSampler(SequentialSampler(2), batch_size=2), missing={"n": 1e300})
     decode = {"decode": lambda sample: {"n": sample["n"], "m": sample["pair"]["n"] or 0}}
     sampler = BatchSampler(SequentialSampler(4), batch_size=4)
     batch = Feed(DatasetSource(table), sampler, missing={"n": 7}, **decode)[0, 0]

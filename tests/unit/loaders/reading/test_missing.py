@@ -77,10 +77,9 @@ def test_missing_value_fills_lists_and_repeated_records(tmp_path: Path) -> None:
     for value in ([1.5], ["one"], 1.5, [[1]], 2**63):  # which an int64 does not hold, or no list
         with pytest.raises(TypeError, match="have a number or a list of numbers for the field 'n'"):
             Feed(index, feed.sampler, missing={"x": [9], "n": value})
-    with pytest.raises(
-        TypeError, match="a number or a list of numbers for the field 'x', got 1677"
-    ):
-        Feed(index, feed.sampler, missing={"x": 2**24 + 1, "n": 0})
+    for number in (2**24 + 1, 1e300):
+        with pytest.raises(TypeError, match=r"a list of numbers for the field 'x', got 1(677|e)"):
+            Feed(index, feed.sampler, missing={"x": number, "n": 0})
 
 
 def test_missing_number_gives_equal_batches_of_field_and_column(tmp_path: Path) -> None:
