@@ -23,7 +23,10 @@ from twinfeed.samplers import validate
 
 MissingValues = Literal["error", "late"] | Mapping[str, Any]
 
-_NUMBERS = {"float_list": np.dtype(np.float32), "int64_list": np.dtype(np.int64)}
+_NUMBERS: dict[str, np.dtype[Any]] = {
+    "float_list": np.dtype(np.float32),
+    "int64_list": np.dtype(np.int64),
+}
 _EXPECTED = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}
 
 is_none = partial(operator.is_, None)

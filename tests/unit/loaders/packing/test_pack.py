@@ -430,7 +430,6 @@ REFUSED: Refused = [
     (packed({"a": 1}), TypeError, "an iterable of samples, got {'a': 1}"),
     (packed("none"), FileNotFoundError, "no image .* below"),
     (packed("beside"), ValueError, "lacks a label.*key: a"),
-    (packed("spaces"), ValueError, "label ' c ' begins or ends with white space"),
     # Where to
     (packed(TEN, "full"), FileExistsError, r"holds files of these names \(2.*remove them"),
     (packed(TEN, "a.gz"), FileExistsError, "a.gz"),
@@ -548,8 +547,7 @@ REFUSED: Refused = [
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of images, packed shards, and a compressed shard."""
     world = tmp_path_factory.mktemp("world")
-    names = "beside/c/1.png", "beside/a.png", "spaces/c/1.png", "spaces/ c /1.png"
-    files = dict.fromkeys(names, b"...")
+    files = dict.fromkeys(("beside/c/1.png", "beside/a.png"), b"...")
     for name, data in files.items():
         (world / name).parent.mkdir(parents=True, exist_ok=True)
         (world / name).write_bytes(data)
