@@ -37,7 +37,7 @@ from twinfeed.loaders.formats.features import (
     list_values,
 )
 from twinfeed.loaders.formats.records import Range, Record, Sample
-from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.loaders.support.array_types import Int64s, as_array
 from twinfeed.loaders.support.limits import LIMITS
 
 Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -277,7 +277,7 @@ def _feature(name: str, value: Any) -> bytes:
         )
     if len(values) and isinstance(values[0], _TEXT):
         return length_delimited(TAG_1, b"".join(_text_item(name, item) for item in values))
-    array = np.asarray(values)
+    array = np.asarray(values) if isinstance(values, Sequence) else as_array(values)
     if array.ndim != 1:
         raise ValueError(f"feature {name!r} must be one-dimensional, not of shape {array.shape}")
     if array.dtype.kind in "SUO" and len(array) == 0:

@@ -15,6 +15,7 @@ import pytest
 from support import PROGRAMS
 from support.batches import noted, two_epochs
 from support.datasets import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dicts, Once, X
+from support.inside import encode
 from support.programs import run
 
 from twinfeed import DatasetSource
@@ -260,7 +261,7 @@ def columns_with_a_null() -> dict[str, tuple[Any, str]]:
 @pytest.mark.frameworks
 @pytest.mark.parametrize("kind", ["pyarrow", "pandas", "pandas series", "polars", "lists"])
 def test_null_of_a_given_column_is_refused(kind: str) -> None:
-    """In columns= and by ByKey; NaN is a number."""
+    """In columns=, by ByKey and in Examples; NaN is a number."""
     column, word = columns_with_a_null()[kind]
     with pytest.raises(TypeError, match=word):
         DatasetSource({"x": np.arange(2)}, columns={"v": column})
@@ -268,6 +269,8 @@ def test_null_of_a_given_column_is_refused(kind: str) -> None:
     table = ByKey({"k": [0, 1], "v": column}, key="k", value="v", column="k")
     with pytest.raises(TypeError, match=word):
         Feed(rows, ExactOnceBatchSampler(2, batch_size=2), side={"v": table})
+    with pytest.raises(TypeError, match=f"{word}|must hold bytes, str, integers or floats"):
+        encode({"v": column})
     column = type(column)([0.5, np.nan]) if kind == "polars" else [0.5, np.nan]
     assert np.isnan(DatasetSource({"x": [1, 2]}, columns={"v": column}).columns["v"][1])
 
