@@ -41,7 +41,11 @@ def as_array(value: Any, /) -> Array:
 
 
 def as_list(column: Any, /) -> Any:
-    """Return a column of Arrow, polars, pandas or numpy as a list; a list or a tuple unchanged."""
+    """Return a column of Arrow, polars, pandas or numpy as a list; a list or a tuple unchanged.
+
+    >>> as_list(np.arange(2))
+    [0, 1]
+    """
     methods = (getattr(column, name, None) for name in ("to_pylist", "to_list", "tolist"))
     return next((method() for method in methods if method is not None), column)
 
@@ -49,6 +53,9 @@ def as_list(column: Any, /) -> Any:
 def keeps_numbers(numbers: Array, dtype: np.dtype[Any], /) -> bool:
     """Return whether each integer keeps its value, and each finite float stays finite, if it is
     cast to a dtype of numbers.
+
+    >>> keeps_numbers(np.array(257), np.dtype(np.uint8))
+    False
     """
     is_float = numbers.dtype.kind == "f"
     if is_float and not np.count_nonzero(np.abs(numbers) > 65504):  # the largest float16
