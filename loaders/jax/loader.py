@@ -60,7 +60,7 @@ class JaxLoader(ThreadedLoader[B]):
     """
 
     # Devices cannot be copied: with a sharding, `copy.copy` works, but no pickle.
-    _shared = (*ThreadedLoader._shared, "_given_sharding")
+    _shared = (*ThreadedLoader._shared, "_user_sharding")
 
     @validate.show_call("JaxLoader(feed)")
     def __init__(
@@ -76,7 +76,7 @@ class JaxLoader(ThreadedLoader[B]):
             raise ValueError("give the whole feed, not a rank of shard: the sharding has the rows")
         if sharding is None and jax.process_count() > 1:
             raise ValueError("sharding must be given where several processes train together")
-        self._given_sharding = sharding
+        self._user_sharding = sharding
         # Each of `_num_parts` processes makes a part of each batch: the rows on its devices.
         part, self._num_parts = _part_of_process(self.sharding, feed)
         own_feed = feed.shard(part, self._num_parts) if self._num_parts > 1 else feed
@@ -84,9 +84,9 @@ class JaxLoader(ThreadedLoader[B]):
 
     @property
     def sharding(self) -> jax.sharding.Sharding:
-        """How batches lie on devices."""
+        """The sharding of batches over devices."""
         first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        return first_device if self._given_sharding is None else self._given_sharding
+        return first_device if self._user_sharding is None else self._user_sharding
 
     def _start_pass(
         self, epoch: int, start: int
