@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from twinfeed.loaders.batches.batcher import Batcher
@@ -38,7 +38,7 @@ _LAST_LOADERS: WeakKeyDictionary[Feed, dict[type, tuple[ref[Any], Run]]] = WeakK
 class FeedLoader(Loader[B]):
     """Iterate over the batches of a feed."""
 
-    _shared = ("_sampler", "feed", "feed.index")
+    _shared: ClassVar[tuple[str, ...]] = ("_sampler", "feed", "feed.index")
 
     def __init__(self, feed: Feed, *, readahead: int | None) -> None:
         self.feed = require_feed(feed)
