@@ -40,11 +40,11 @@ def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] |
     # From a dataset, np.asarray would read all items one by one, so it is not called.
     try:
         array = np.asarray(values) if validate.is_array_like(values) else None
-    except ValueError:  # tensors of several lengths
+    except ValueError as error:  # tensors of several lengths
         raise TypeError(
             f"{name} must be one label, or a list of labels, for each record: of arrays, give "
             f"lists, as in [labels.tolist() for labels in data]"
-        ) from None
+        ) from error
     if array is None or array.ndim == 0:
         kind = type(values).__name__
         raise TypeError(f"{name} must be one for each record, such as dataset.targets, got {kind}")

@@ -19,9 +19,11 @@ def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
     """Return the number of labels of each record, and all labels, record after record; None if
     there is one label for each record instead of a list.
     """
-    is_list = isinstance(labels, (list, tuple))
+    if not isinstance(labels, (list, tuple)):
+        return None
     # A number of numpy may be an array without an axis.
-    if not is_list or not any(isinstance(item, _LISTS) and np.ndim(item) for item in labels):
+    labels = [item.item() if getattr(item, "ndim", 1) == 0 else item for item in labels]
+    if not any(isinstance(item, _LISTS) for item in labels):
         return None
     check_types("labels", "lists", labels, _LISTS)
     counts = np.array([len(item) for item in labels])

@@ -79,7 +79,7 @@ class ByKey:
                 f"table must be a path, a dataframe, an Arrow table or a dict of columns, got "
                 f"{validate.a_type(table)}"
             )
-        keys = as_list(_column(table, f"key={key!r}", key, origin))
+        keys = list(as_list(_column(table, f"key={key!r}", key, origin)))
         self._values = _column(table, f"value={value!r}", value, origin)
         self.column = column
         self._rows_of_key = defaultdict[str, list[int]](list)
@@ -133,6 +133,8 @@ def joined(table: ByKey, index: Source, /) -> ByRecord:
         values = [stored[row] for row in order]
     else:
         values = to_numpy("value", column)[order]
+        if values.dtype == object and any(None in row for row in stored if isinstance(row, list)):
+            raise TypeError("a list of the value has a null: fill it first")
     return ByRecord(values) if len(order) == len(rows) else ViewRows(values, starts)
 
 

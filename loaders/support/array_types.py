@@ -11,7 +11,8 @@ from twinfeed.samplers.types import Array, Ids, Int64s
 
 __all__ = ["Array", "Ids", "Int64s", "as_array", "as_list", "keeps_numbers"]
 
-_FLOATS = np.dtype(np.float32), np.dtype(np.float64)
+_FLOATS = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
+_COLUMN = "to_pylist", "to_list", "isna"  # methods of columns of pyarrow, polars and pandas
 
 
 def as_array(value: Any, /) -> Array:
@@ -27,10 +28,10 @@ def as_array(value: Any, /) -> Array:
     """
     if str(getattr(value, "dtype", None)) != "torch.bfloat16":
         array = np.asarray(value)
-        if array.ndim and array.dtype in _FLOATS:
-            # A column of polars has `to_list`, one of pandas `isna`, and one of pyarrow no dtype.
-            is_column = hasattr(value, "to_list") or hasattr(value, "isna")
-            if is_column or not hasattr(value, "dtype"):
+        dtype = getattr(value, "dtype", None)  # of numpy: neither rounded nor null
+        if array.ndim and array.dtype in _FLOATS and not isinstance(dtype, np.dtype):
+            of_list = dtype is None and array.dtype == np.float64
+            if of_list or any(hasattr(value, name) for name in _COLUMN):
                 _check_exact(value, array)
         return array
     try:
@@ -58,8 +59,11 @@ def keeps_numbers(numbers: Array, dtype: np.dtype[Any], /) -> bool:
     False
     """
     is_float = numbers.dtype.kind == "f"
-    if is_float and not np.count_nonzero(np.abs(numbers) > 65504):  # the largest float16
-        return True
+    if is_float:
+        scalar = numbers.ndim == 0  # np.vdot is slow
+        square = (x := numbers.item()) * x if scalar else float(np.vdot(numbers, numbers))
+        if square <= 65504**2:  # none is larger than the largest float16
+            return True
     with np.errstate(all="ignore"):  # a number may be too large for the dtype
         cast = np.real(numbers.astype(dtype))
         if is_float:
@@ -73,13 +77,21 @@ def keeps_numbers(numbers: Array, dtype: np.dtype[Any], /) -> bool:
 
 def _check_exact(values: Any, array: Array) -> None:
     """Raise TypeError if an integer or a null is another number, or NaN, in the array of floats."""
-    sizes = np.abs(array)
-    if not np.maximum.reduce(sizes, axis=None, initial=0) < 2**53:  # also if one is NaN
-        is_large = ~(sizes < 2**53)  # or NaN; smaller integers are floats exactly
-        large = np.asarray(as_list(values), object)[is_large].tolist()
-        for item, number in zip(large, array[is_large].tolist(), strict=True):
-            value = item.item() if hasattr(item, "item") else item  # of a number of numpy
-            is_int = isinstance(value, int)
-            if value != number if is_int else not isinstance(value, float):
-                advice = "give an array of integers, without nulls" if is_int else "fill it first"
-                raise TypeError(f"{array.dtype} cannot hold {value} of a list: {advice}")
+    sizes = np.abs(array, dtype=np.float64)
+    if np.maximum.reduce(sizes, axis=None, initial=0) < 2**53:  # smaller integers are exact
+        return
+    listed = as_list(values)
+    # Of a list of columns, each becomes a list, which has None for a null.
+    if any(hasattr(kind, name) for kind in {*map(type, listed)} for name in _COLUMN):
+        listed = [as_list(item) for item in listed]
+    objects = np.asarray(listed, object)
+    if objects.shape != array.shape:  # some rows are null, or it is a table
+        has_null = any(item is None for item in listed)
+        objects = np.full(array.shape, None) if has_null else np.asarray(values, object)
+    is_changed = ~(sizes < 2**53)  # if at all; NaN may be a null
+    for item, number in zip(objects[is_changed].tolist(), array[is_changed].tolist(), strict=True):
+        value = item.item() if hasattr(item, "item") else item  # of a number of numpy
+        is_int = isinstance(value, int)
+        if value != number if is_int else value is None or type(value).__name__ == "NAType":
+            advice = "give an array of integers, without nulls" if is_int else "fill it first"
+            raise TypeError(f"{array.dtype} cannot hold {value} of a list: {advice}")

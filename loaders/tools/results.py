@@ -278,7 +278,7 @@ def _check_unchanged(name: str, values: Sequence[Any], array: Array) -> None:
     """Refuse a list whose values no dtype holds together: of [1, "a"], numpy makes strings."""
     items = zip(np.array(values, object).ravel(), array.ravel().tolist(), strict=False)
     for old, new in items:
-        if not (old == new or old != old):  # NaN is no other value
+        if not (old == new or (old != old and new != new)):  # NaN stays NaN
             raise ValueError(f"{name} must be values of one kind, got {old!r}, read as {new!r}")
 
 

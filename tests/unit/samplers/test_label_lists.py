@@ -85,6 +85,7 @@ def test_classes_of_one_super_class_share_records() -> None:
     [
         ([["a", "a"], ["b"]], {"p": 1, "k": 1}, "same label twice"),
         ([["a"], "b"], {"p": 1, "k": 1}, "must be lists: .*'b' at 1"),
+        ([[1], np.array(2)], {"p": 1, "k": 1}, "must be lists: .*2 at 1"),
         ([{"a"}, {"b"}], {"p": 1, "k": 1}, "must be integers or strings.*{'a'} at 0"),
         ([["a"], {"b"}], {"p": 1, "k": 1}, "must be lists: .*{'b'} at 1"),
         ([["a"], ["b"]], {"p": 1, "k": 1, "coverage": "all"}, "coverage"),

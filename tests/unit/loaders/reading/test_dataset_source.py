@@ -30,6 +30,7 @@ from twinfeed.loaders import (
     SideTable,
     pack,
 )
+from twinfeed.loaders.support.array_types import as_array
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -254,8 +255,35 @@ def columns_with_a_null() -> dict[str, tuple[Any, str]]:
         "pandas": (pandas.array([1, None], "Int64"), "float64 cannot hold <NA> of a list: fill it"),
         "pandas series": (pandas.Series([1, None], dtype="int64[pyarrow]"), "cannot hold <NA>"),
         "polars": (polars.Series([0.5, None], dtype=polars.Float32), "float32 cannot hold None of"),
-        "lists": (pyarrow.array([[1, 2], [3, None]]), "hold numbers, got object|array of numbers"),
+        "lists": (pyarrow.array([[1, 2], [3, None]]), "got object|array of numbers|has a null"),
     }
+
+
+@pytest.mark.frameworks
+def test_numbers_of_other_libraries_become_arrays_and_nulls_are_refused() -> None:
+    """In lists of numbers and of columns, and in tables and columns of rows."""
+    import pandas
+    import polars
+    import pyarrow
+    import tensorflow as tf
+
+    for good in (
+        [tf.constant(np.nan), tf.constant(1e20)],
+        pyarrow.table({"a": [1.0, np.nan], "b": [1e20, 2.0]}),
+        [pyarrow.array([1.0, np.nan]), pyarrow.array([1e20, 2.0])],
+        pandas.Series([np.nan, 1.0]),
+    ):
+        assert np.array_equal(as_array(good), np.asarray(good), equal_nan=True)
+    rows = polars.Array(polars.Float64, 2)
+    for bad in (
+        [pyarrow.array([1, None]), pyarrow.array([1, 2])],
+        [polars.Series([1, None]), polars.Series([1, 2])],
+        [pandas.Series([1, None], dtype="Int64")],
+        polars.Series([None, [3.0, 4.0]], dtype=rows),
+        pyarrow.array([np.float16(1), None], pyarrow.float16()),
+    ):
+        with pytest.raises(TypeError, match=r"cannot hold .*: fill it first"):
+            as_array(bad)
 
 
 @pytest.mark.frameworks

@@ -382,7 +382,7 @@ def test_damaged_file_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> Non
         Results.load([path]).gather()
 
 
-@pytest.mark.parametrize("values", [[1, "a"], [b"a\0", b"b"], [2**53 + 1, 0.5]])
+@pytest.mark.parametrize("values", [[1, "a"], [b"a\0", b"b"], [2**53 + 1, 0.5], ["a", np.nan]])
 def test_values_that_numpy_would_change_are_refused(values: list[Any]) -> None:
     """As a list, and as objects, which TensorFlow's strings become."""
     objects = np.array(values, object)
