@@ -13,6 +13,7 @@ import numpy as np
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading._map_datasets import to_numpy
 from twinfeed.loaders.reading.dataset_source import as_source
+from twinfeed.loaders.reading.missing import is_none
 from twinfeed.loaders.reading.side_table import ByRecord, ViewRows
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Int64s, as_list
@@ -133,7 +134,8 @@ def joined(table: ByKey, index: Source, /) -> ByRecord:
         values = [stored[row] for row in order]
     else:
         values = to_numpy("value", column)[order]
-        if values.dtype == object and any(None in row for row in stored if isinstance(row, list)):
+        lists = (row for row in stored if isinstance(row, list))
+        if values.dtype == object and any(map(is_none, chain.from_iterable(lists))):
             raise TypeError("a list of the value has a null: fill it first")
     return ByRecord(values) if len(order) == len(rows) else ViewRows(values, starts)
 

@@ -26,10 +26,12 @@ def as_array(value: Any, /) -> Array:
     >>> as_array([1, 2])
     array([1, 2])
     """
-    if str(getattr(value, "dtype", None)) != "torch.bfloat16":
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype):  # no value is rounded, and none is null
+        return np.asarray(value)
+    if str(dtype) != "torch.bfloat16":
         array = np.asarray(value)
-        dtype = getattr(value, "dtype", None)  # of numpy: neither rounded nor null
-        if array.ndim and array.dtype in _FLOATS and not isinstance(dtype, np.dtype):
+        if array.ndim and array.dtype in _FLOATS:
             of_list = dtype is None and array.dtype == np.float64
             if of_list or any(hasattr(value, name) for name in _COLUMN):
                 _check_exact(value, array)

@@ -285,9 +285,11 @@ def _check_unchanged(name: str, values: Sequence[Any], array: Array) -> None:
 def _as_plain_array(name: str, value: Any) -> Array:
     """Return an array, a tensor on any device, or a list of values as a numpy array."""
     array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
-    if array.dtype.hasobject or isinstance(value, (list, tuple)):
-        values = array.tolist() if array.dtype.hasobject else value  # TensorFlow's strings: objects
+    values = value
+    if array.dtype.hasobject:  # as TensorFlow has for strings
+        values = array.tolist()
         array = as_array(values)
+    if isinstance(values, (list, tuple)):
         _check_unchanged(name, values, array)
     if array.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must be numbers or strings, got objects or masked values")
