@@ -187,10 +187,9 @@ class _CheckedStage(NamedTuple):
         """Return the error for a stage that drops samples, reads ahead, or makes other batches."""
         return ValueError(
             f"batches are not the stream's from sample {inputs} of the pass on: the stage "
-            f"{self._name} "
-            f"took {inputs} samples and gave {outputs}: remove stages that drop, shuffle or read "
-            f"ahead (select, handler=), leave records out by the sampler, and make batches by "
-            f"batched({self.batch_size})"
+            f"{self._name} took {inputs} samples and gave {outputs}: remove stages that drop, "
+            f"shuffle or read ahead (select, handler=), leave records out by the sampler, and make "
+            f"batches by batched({self.batch_size})"
         )
 
 

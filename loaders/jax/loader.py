@@ -85,8 +85,9 @@ class JaxLoader(ThreadedLoader[B]):
     @property
     def sharding(self) -> jax.sharding.Sharding:
         """The sharding of batches over devices."""
-        first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        return first_device if self._user_sharding is None else self._user_sharding
+        if self._user_sharding is None:
+            return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return self._user_sharding
 
     def _start_pass(
         self, epoch: int, start: int

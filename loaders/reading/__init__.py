@@ -6,8 +6,8 @@
 - prefetch/ fetches ranges before they are needed.
 - source.py has the sources of records for a feed, and checks what a source of one's own returns.
 - missing.py checks the values for fields that records lack, and fills them in.
-- dataset_source.py makes a source of any dataset that gives its records by number: of the kinds of
-  _map_datasets.py, which may have the columns of pyarrow of _arrow_datasets.py.
+- dataset_source.py makes a source of any dataset that gives its records by number.
+  _map_datasets.py reads each kind of dataset, and _arrow_datasets.py those with pyarrow's columns.
 - by_key.py joins a table by the key of each record.
 - side_table.py has the tables that are joined by sample id, or by record.
 """
